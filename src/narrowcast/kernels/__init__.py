@@ -1,0 +1,88 @@
+"""Kernels: the same four operations on a chunk of rows, by backend, every backend bitwise equal to the first.
+
+    scan(stored, source)                              amax and non-finite values of a chunk
+    quantize(stored, source, scheme, packing, outer)  packed codes, stored scales, zero points
+    check(stored, source, scheme, packing, rows, outer)   the chunk against its quantization: Errors
+    dequantize(rows, scheme, packing, outer, k, out)  packed codes back to fp32, bf16 or fp16
+
+``stored`` is the source's own carrier (bf16 as uint16, float16, float32), shape [n, K], C-contiguous; a chunk
+begins on a tile boundary. ``choose`` names the backend with its reason: a fallback is never silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.numbers.formats import Format
+from narrowcast.tensors.metrics import Errors
+from narrowcast.tensors.packing import Packing
+from narrowcast.tensors.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class Scan:
+    """amax over the finite elements of a chunk, how many are NaN or infinite, and the first such flat index."""
+
+    amax: float
+    nan: int = 0
+    inf: int = 0
+    first: int = -1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A quantized chunk of n rows: packed codes [n, row_bytes], innermost scales as stored [tiles, tiles]
+    (float32 for fp32, else codes of the scale's format), and zero-point codes of the same shape."""
+
+    packed: NDArray[np.uint8]
+    scales: NDArray[Any]
+    zero: NDArray[np.uint8] | None = None
+
+
+class Backend(Protocol):
+    """One implementation of the four operations; ``outer`` is the stored outer scale as a float, or None."""
+
+    name: str
+
+    def supports(self, scheme: Scheme, source: Format, packing: Packing) -> str | None:
+        """None when the backend can run this, else the reason why not."""
+
+    def scan(self, stored: NDArray[Any], source: Format) -> Scan: ...
+
+    def quantize(
+        self, stored: NDArray[Any], source: Format, scheme: Scheme, packing: Packing, outer: float | None = None
+    ) -> Rows: ...
+
+    def check(
+        self, stored: NDArray[Any], source: Format, scheme: Scheme, packing: Packing, rows: Rows, outer: float | None = None
+    ) -> Errors: ...
+
+    def dequantize(
+        self, rows: Rows, scheme: Scheme, packing: Packing, k: int, out: Format, outer: float | None = None
+    ) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend and, when it is not the fastest one, the reason."""
+
+    backend: Backend
+    reason: str = ""
+
+
+def choose(scheme: Scheme, source: Format, packing: Packing, wanted: str = "auto") -> Choice:
+    """The compiled backend where it applies, else the numpy reference with the reason."""
+    from narrowcast.kernels.reference.rows import REFERENCE
+
+    if wanted == "reference":
+        return Choice(REFERENCE, "asked for")
+    try:
+        from narrowcast.kernels.cpu import CPU
+    except ImportError as error:
+        return Choice(REFERENCE, f"numba is not available ({error}); install narrowcast[fast]")
+    reason = CPU.supports(scheme, source, packing)
+    return Choice(REFERENCE, reason) if reason else Choice(CPU)

@@ -17,7 +17,6 @@ resolves by taking one of them, are refused. Names and shapes are data here: not
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from narrowcast.store.magic import wrong_file
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 MAX_AXES = 64  # of a numpy array and of a torch tensor
 _MAX_BITS = 2**63 - 1
+_KEYS = frozenset(("dtype", "shape", "data_offsets"))
 DOWNLOAD = "download or copy the file again; it is not what its writer wrote"
 
 
@@ -207,36 +207,36 @@ def _metadata(claim: object, path: Path) -> dict[str, str]:
 def _entry(name: str, claim: object, data_start: int, path: Path) -> Entry:
     if not isinstance(claim, dict):
         raise _lie(name, path, "has no entry object", type(claim).__name__, "{dtype, shape, data_offsets}")
-    for key in ("dtype", "shape", "data_offsets"):
-        if key not in claim:
-            raise _lie(name, path, f"has no {key}", sorted(claim), "dtype, shape and data_offsets")
+    if not claim.keys() >= _KEYS:
+        missing = ", ".join(sorted(_KEYS - claim.keys()))
+        raise _lie(name, path, f"has no {missing}", sorted(claim)[:8], "dtype, shape and data_offsets")
     dtype = DTYPES.get(claim["dtype"]) if isinstance(claim["dtype"], str) else None
     if dtype is None:
         raise _lie(name, path, "has an unknown dtype", repr(claim["dtype"])[:80], ", ".join(DTYPES))
-    shape = _shape(name, claim["shape"], dtype, path)
+    shape = claim["shape"]
+    bits = _bits(name, shape, dtype, path)
     begin, end = _offsets(name, claim["data_offsets"], path)
-    bits = dtype.bits * math.prod(shape)
     if bits % 8:
-        raise _lie(
-            name, path, "does not fill whole bytes", f"{bits} bits ({dtype.name} {list(shape)})", "8·n bits"
-        )
+        raise _lie(name, path, "does not fill whole bytes", f"{bits} bits ({dtype.name} {shape})", "8·n bits")
     if end - begin != bits // 8:
         raise _lie(
             name,
             path,
             "has a size that its dtype and shape deny",
             f"{end - begin} bytes (data_offsets [{begin}, {end}])",
-            f"{bits // 8} bytes ({dtype.name} {list(shape)})",
+            f"{bits // 8} bytes ({dtype.name} {shape})",
         )
-    return Entry(name, dtype, shape, data_start + begin, end - begin, path)
+    return Entry(name, dtype, tuple(shape), data_start + begin, end - begin, path)
 
 
-def _shape(name: str, claim: object, dtype: DType, path: Path) -> tuple[int, ...]:
-    if not isinstance(claim, list):
-        raise _lie(name, path, "has a shape that is no list", repr(claim)[:80], "a list of sizes")
-    if len(claim) > MAX_AXES:
-        raise _lie(name, path, "has too many axes", len(claim), f"at most {MAX_AXES}")
-    for size in claim:
+def _bits(name: str, shape: object, dtype: DType, path: Path) -> int:
+    """Bits of a tensor of the claimed shape, after checking that it is one; sizes of 0 do not hide huge others."""
+    if not isinstance(shape, list):
+        raise _lie(name, path, "has a shape that is no list", repr(shape)[:80], "a list of sizes")
+    if len(shape) > MAX_AXES:
+        raise _lie(name, path, "has too many axes", len(shape), f"at most {MAX_AXES}")
+    bits = dtype.bits
+    for size in shape:
         if type(size) is not int or not 0 <= size <= _MAX_BITS:
             raise _lie(
                 name,
@@ -245,22 +245,21 @@ def _shape(name: str, claim: object, dtype: DType, path: Path) -> tuple[int, ...
                 repr(size)[:80],
                 "integers from 0 to 2^63 − 1",
             )
-    if dtype.bits * math.prod(size for size in claim if size) > _MAX_BITS:
-        raise _lie(name, path, "has a shape beyond any memory", claim, f"at most {_MAX_BITS} bits")
-    return tuple(claim)
+        bits *= size or 1
+    if bits > _MAX_BITS:
+        raise _lie(name, path, "has a shape beyond any memory", shape, f"at most {_MAX_BITS} bits")
+    return 0 if 0 in shape else bits
 
 
 def _offsets(name: str, claim: object, path: Path) -> tuple[int, int]:
-    if not isinstance(claim, list) or len(claim) != 2 or any(type(offset) is not int for offset in claim):
-        raise _lie(
-            name, path, "has data_offsets that are no pair of integers", repr(claim)[:80], "[begin, end]"
-        )
-    begin, end = claim
-    if begin < 0 or end < begin:
+    if isinstance(claim, list) and len(claim) == 2 and type(claim[0]) is type(claim[1]) is int:
+        begin, end = claim
+        if 0 <= begin <= end:
+            return begin, end
         raise _lie(
             name, path, "has reversed or negative data_offsets", f"[{begin}, {end}]", "0 ≤ begin ≤ end"
         )
-    return begin, end
+    raise _lie(name, path, "has data_offsets that are no pair of integers", repr(claim)[:80], "[begin, end]")
 
 
 def _check_cover(entries: list[Entry], data_start: int, size: int, path: Path) -> None:

@@ -1,0 +1,73 @@
+"""QTensor: a quantized tensor as mathematics, one code per element, scales as stored.
+
+    x ≈ (decode(codes) - zero) · Π spread(scale)        (a scale that divides enters as its reciprocal)
+
+Codes are bit patterns (int4 -8 is 0b1000), never packed and never swizzled; packing, hardware layouts and
+file spellings are tables around this type, so moving between containers need not touch a value. Tiles come
+from the scheme and are never inferred from shapes: 576 rows in blocks of 128 end in a block of 64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.errors import InputError
+from narrowcast.numbers.formats import FP32
+from narrowcast.tensors.scaling import load_scale, scales_shape
+from narrowcast.tensors.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class QTensor:
+    """Codes uint8 [..., N, K]; ``scales`` inner to outer, each tile_grid-shaped: float32 for fp32 levels, else
+    codes of the level's format; ``zero`` codes shaped like the innermost scales for asymmetric schemes."""
+
+    scheme: Scheme
+    codes: NDArray[np.uint8]
+    scales: tuple[NDArray[Any], ...]
+    zero: NDArray[np.uint8] | None = None
+
+    def __post_init__(self) -> None:
+        wanted = scales_shape(self.codes.shape, self.scheme)
+        got = [scale.shape for scale in self.scales]
+        if got != wanted:
+            raise InputError("scales do not fit the codes", where=self.scheme.name, got=got, wanted=wanted)
+        if (self.zero is None) != (self.scheme.zero is None):
+            raise InputError("zero points and scheme disagree", where=self.scheme.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.codes.shape
+
+    @property
+    def bits_per_weight(self) -> float:
+        return self.scheme.bits_per_weight(self.shape)
+
+    def scale_values(self, level: int = 0) -> NDArray[np.float32]:
+        """Decoded values of one scale level."""
+        scale = self.scheme.scales[level]
+        return load_scale(self.scales[level], scale.format)
+
+    def rows(self, start: int, stop: int) -> QTensor:
+        """Rows start:stop of the last matrix axis pair; ``start`` must begin a tile of every level."""
+        parts = []
+        for level, stored in zip(self.scheme.scales, self.scales, strict=True):
+            height = level.tile[0]
+            if height and start % height:
+                raise InputError("row slice cuts a tile", got=start, wanted=f"a multiple of {height}")
+            parts.append(stored[..., start // height : -(-stop // height), :] if height else stored)
+        height = self.scheme.inner.tile[0]
+        zero = self.zero
+        if zero is not None and height:
+            zero = zero[..., start // height : -(-stop // height), :]
+        return QTensor(self.scheme, self.codes[..., start:stop, :], tuple(parts), zero)
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """Exact decode as float32; see kernels.dequantize for other output dtypes and readers' arithmetic."""
+        from narrowcast.kernels.reference.dequantize import dequantize
+
+        return dequantize(self, FP32)
