@@ -70,7 +70,7 @@ def _position(name: str) -> int:
 
 
 def expert_stacks(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """The routed experts of each layer, which engines run with one scheme; names outside experts are left out."""
+    """The routed experts of each layer, which engines run with one scheme; other names are left out."""
     stacks: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         found = _EXPERTS.match(name)

@@ -132,7 +132,7 @@ class Module:
         tensor: the tensor's name in the file.
         role: what it is for.
         shape: as stored: 2-D, or 3-D with the expert axis first.
-        linear: whether the model applies it as a linear layer.
+        kind: the class name that a recipe may use for it: Linear, Embedding or, for neither, "".
         experts: the number of stacked experts, None for a 2-D matrix.
         orientation: ``out_in`` is [out, in], the orientation of a torch linear.
         parts: for stacked experts the projections along the output channels, in order.
@@ -147,7 +147,7 @@ class Module:
     tensor: str
     role: Role
     shape: tuple[int, ...]
-    linear: bool
+    kind: Literal["Linear", "Embedding", ""]
     experts: int | None = None
     orientation: Orientation = "out_in"
     parts: tuple[Part, ...] = ()
@@ -158,11 +158,9 @@ class Module:
     problem: str | None = None
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The class names that a recipe may use for it."""
-        if self.role is Role.EMBEDDING or (not self.linear and "embed" in self.name.rsplit(".", 1)[-1]):
-            return ("Embedding",)
-        return ("Linear",) if self.linear else ()
+    def linear(self) -> bool:
+        """Whether the model applies it as a linear layer."""
+        return self.kind == "Linear"
 
     @property
     def out_in(self) -> tuple[int, int]:
@@ -171,7 +169,7 @@ class Module:
         return (rows, cols) if self.orientation == "out_in" else (cols, rows)
 
     def splits(self) -> Iterator[Split]:
-        """The out_in matrices that a stacked expert tensor holds, named ``experts.{e}.gate_proj`` and so on."""
+        """The out_in matrices of a stacked expert tensor, named ``experts.{e}.gate_proj`` and so on."""
         if self.experts is None or self.problem is not None:
             return
         parent = self.name.rsplit(".", 1)[0]
@@ -232,8 +230,8 @@ def _tied(head: str | None, config: Mapping[str, Any]) -> bool:
     The config says so, or there is no head in the file while the architecture has one: transformers leaves
     a tied head out of the file.
     """
-    said = [c.get("tie_word_embeddings") for c in (config, text_config(config))]
-    if True in said:
+    said = config.get("tie_word_embeddings", text_config(config).get("tie_word_embeddings"))
+    if said is True:
         return True
     names = config.get("architectures") or []
     generative = any(
@@ -257,7 +255,7 @@ def _module(
     place = find_place(name, config)
     path = stem(name) if name.endswith(".weight") else name
     role = place.role if place is not None else row.role if row is not None else Role.OTHER
-    linear = row.linear if row is not None else True
+    kind = _kind(row)
     tied = None
     if tie and place is None and is_token_embedding(name):
         tied = stem(head) if head is not None else _head_name(path)
@@ -269,14 +267,20 @@ def _module(
     if stacked:
         orientation, parts, problem = _stacked(name, shape, config)
         return Module(
-            path, name, role, shape, linear, shape[0], orientation, parts, bias, known, note, tied, problem
+            path, name, role, shape, kind, shape[0], orientation, parts, bias, known, note, tied, problem
         )
     orientation, problem = _conv1d(path, config)
-    return Module(path, name, role, shape, linear, None, orientation, (), bias, known, note, tied, problem)
+    return Module(path, name, role, shape, kind, None, orientation, (), bias, known, note, tied, problem)
+
+
+def _kind(row: Row | None) -> Literal["Linear", "Embedding", ""]:
+    if row is not None and row.role is Role.EMBEDDING:
+        return "Embedding"
+    return "Linear" if row is None or row.linear else ""
 
 
 def _head_name(embedding: str) -> str:
-    """The name a tied head would have: ``language_model.lm_head`` beside ``language_model.model.embed_tokens``."""
+    """The name of a tied head: ``language_model.lm_head`` beside ``language_model.model.embed_tokens``."""
     prefix = "language_model." if embedding.startswith("language_model.") else ""
     return f"{prefix}lm_head"
 
@@ -335,6 +339,6 @@ def _contradiction(leaf: str, out: int, inner: int, layout: Layout, config: Mapp
     if found == hidden:
         return None
     return (
-        f"stacked experts of this family are stored {layout.orientation}, which makes the hidden size {found}, "
+        f"the family stores stacked experts {layout.orientation}, which makes the hidden size {found}, "
         f"and config.json says {hidden}"
     )

@@ -37,11 +37,9 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str, where: str | None = None) -> Pattern:
-        """Read a pattern; raises ``UsageError`` for an empty one or a regular expression that does not compile."""
+        """Read a pattern; raises ``UsageError`` if it is empty or no regular expression."""
         if not text or text == "re:":
-            raise UsageError(
-                "an empty pattern", where=where, remedy="write a module name, re:..., or Linear"
-            )
+            raise UsageError("an empty pattern", where=where, remedy="write a module name, re:..., or Linear")
         if text.startswith("re:"):
             try:
                 return cls(text, "regex", re.compile(text[3:]))
@@ -59,7 +57,7 @@ class Pattern:
 
     def matches(self, module: Module) -> bool:
         """Whether it matches ``module``, by name or by class."""
-        return self.text in module.kinds if self.kind == "class" else self.fits_name(module.name)
+        return self.text == module.kind if self.kind == "class" else self.fits_name(module.name)
 
 
 def near_misses(pattern: Pattern, names: Sequence[str]) -> list[str]:

@@ -49,7 +49,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """One rule: a pattern for the end of a module path, the role, whether its matrices are linears, and why."""
+    """One rule: a pattern on the module path, the role, whether its matrices are linears, and why."""
 
     pattern: str
     role: Role
@@ -126,7 +126,7 @@ FUNCTIONS: tuple[Row, ...] = (
         "shared experts: DeepSeek, Qwen2-MoE, Llama 4, Granite, Hunyuan",
     ),
     Row(
-        r"lm_head|embed_out|^output|^(model\.)?head|^(language_model\.)?score|"
+        r"lm_head(\.\w+)?|embed_out|^output|^(model\.)?head|^(language_model\.)?score|"
         r"cls\.(predictions(\.\w+)*|seq_relationship)|vocab_(projector|transform)|"
         r"(pre_)?classifier(\.\w+)*|qa_outputs",
         Role.LM_HEAD,
@@ -141,7 +141,7 @@ FUNCTIONS: tuple[Row, ...] = (
         "OPT-350m's projections around the embedding, Gemma 3n's per-layer inputs, BERT's pooler",
     ),
     Row(
-        r"\w*embed(ding)?s?(_\w+)?(\.proj|\.linear)?|wte|wpe|^(model\.)?shared|relative_attention_bias|"
+        r"\w*embed(ding)?s?(_\w+)?|wte|wpe|^(model\.)?shared|relative_attention_bias|"
         r"patch_conv",
         Role.EMBEDDING,
         False,
@@ -171,7 +171,7 @@ FUNCTIONS: tuple[Row, ...] = (
         r"dense_h_to_4h|dense_4h_to_h|linear_fc[12]|lin[12]|w[123]|(shared_mlp|mlp)\.(input|output)_linear",
         Role.MLP,
         True,
-        "feed-forward: gated (Llama), fused (Phi-3), plain (OPT, GPT-2, BERT, Falcon, T5), Mistral's w1 w2 w3",
+        "feed-forward: gated (Llama), fused (Phi-3), plain (OPT, GPT-2, BERT, Falcon, T5), Mistral w1 w2 w3",
     ),
     Row(
         r"(q|k|v|o|out|qkv|kv|q_a|q_b|kv_a|kv_b|gate_q|g|qk)_proj|kv_a_proj_with_mqa|c_attn|q_attn|"
@@ -181,13 +181,13 @@ FUNCTIONS: tuple[Row, ...] = (
         + r"\.(dense|c_proj|proj|Wo)",
         Role.ATTENTION,
         True,
-        "attention: Llama q k v o, Phi-3 and Falcon fused, DeepSeek's MLA, GPT-2 c_attn, BERT query key value",
+        "attention: Llama q k v o, Phi-3 and Falcon fused, DeepSeek's MLA, GPT-2 c_attn, BERT query",
     ),
     Row(
         r"sinks|attn_sink|layer_scalar|\w*hc_\w+|mm_input_projection_weight|class_embedding|probe|ape",
         Role.OTHER,
         False,
-        "small parameters of their own kind: gpt-oss sinks, Gemma's layer scalars, DeepSeek V4's hyper-connections",
+        "small parameters: gpt-oss sinks, Gemma's layer scalars, DeepSeek V4's hyper-connections",
     ),
 )
 
@@ -223,7 +223,7 @@ def _first(path: str, rows: tuple[Row, ...], anywhere: bool) -> Row | None:
 
 
 def find_function(name: str) -> Row | None:
-    """The first row of ``FUNCTIONS`` that fits the module path of ``name``, or None when the name is unknown."""
+    """The first row of ``FUNCTIONS`` that fits the module path of ``name``; None when it is unknown."""
     # Layer and expert numbers never decide a function, and folding them makes the cache small.
     return _first(_NUMBER.sub("0", stem(name)), FUNCTIONS, False)
 
