@@ -230,7 +230,7 @@ def _entry(name: str, claim: object, data_start: int, path: Path) -> Entry:
 
 
 def _bits(name: str, shape: object, dtype: DType, path: Path) -> int:
-    """Bits of a tensor of the claimed shape, after checking that it is one; sizes of 0 do not hide huge others."""
+    """Bits of a tensor of the claimed shape, once it is one; a size of 0 does not hide a huge one."""
     if not isinstance(shape, list):
         raise _lie(name, path, "has a shape that is no list", repr(shape)[:80], "a list of sizes")
     if len(shape) > MAX_AXES:
