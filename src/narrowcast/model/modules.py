@@ -185,20 +185,21 @@ def modules(entries: Mapping[str, TensorLike], config: Mapping[str, Any]) -> lis
     A matrix is a 2-D tensor called ``*.weight``, or a 3-D tensor whose name is that of stacked experts.
     Norms, biases, convolutions and the scales of an already quantized model are not modules.
     """
-    head = next((n for n in entries if classify_head(n, config)), None)
+    head = next((n for n in entries if is_output_head(n, config)), None)
     tie = _tied(head, config)
     found = []
     for name, entry in entries.items():
         shape = tuple(entry.shape)
         row = find_function(name)
-        stacked = len(shape) == 3 and row is not None and row.role is Role.EXPERT
+        whole = name.endswith(".weight") or stem(name) == name  # not the scales or blocks beside a weight
+        stacked = len(shape) == 3 and whole and row is not None and row.role is Role.EXPERT
         if not stacked and not (len(shape) == 2 and name.endswith(".weight")):
             continue
         found.append(_module(name, shape, row, stacked, entries, config, head, tie))
     return found
 
 
-def classify_head(name: str, config: Mapping[str, Any]) -> bool:
+def is_output_head(name: str, config: Mapping[str, Any]) -> bool:
     """Whether ``name`` is the weight of the output head that a token embedding may be tied to."""
     row = find_function(name)
     return (

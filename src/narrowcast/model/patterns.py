@@ -33,7 +33,7 @@ class Pattern:
 
     text: str
     kind: Literal["exact", "regex", "class"]
-    regex: re.Pattern[str] | None = field(default=None, compare=False)
+    regex: re.Pattern[str] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str, where: str | None = None) -> Pattern:

@@ -16,13 +16,12 @@ Three rules protect what must not be quantized by accident:
 A pattern that matches nothing is an error with near misses. A pattern whose matches all went to earlier lines
 is legal (that is what "first match wins" means) and visible: ``Match.taken`` is 0.
 
-Nothing here knows presets: a ``Lookup`` turns (kind, name) into a ``Target`` or raises ``UsageError``.
+What a target name means is a ``Lookup``'s business: (kind, name) to a ``Target``, or ``UsageError``.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from narrowcast.errors import UsageError
@@ -31,6 +30,8 @@ from narrowcast.model.modules import Module
 from narrowcast.model.patterns import near_misses
 from narrowcast.model.recipe import Line, Recipe, TargetKind
 from narrowcast.model.roles import Role
+from narrowcast.tensors.presets import EXCLUDED_ROLES, presets
+from narrowcast.tensors.schemes import schemes
 
 _SHOWN = 5
 
@@ -54,20 +55,12 @@ class Target:
 Lookup = Callable[[TargetKind, str], Target]
 
 
-def lookup_in(presets: Mapping[str, frozenset[str]], schemes: Mapping[str, frozenset[str]]) -> Lookup:
-    """A ``Lookup`` over two tables of canonical name -> excluded roles; any case, with near misses."""
-
-    def lookup(kind: TargetKind, name: str) -> Target:
-        table = presets if kind == "preset" else schemes
-        if name.lower() not in table:
-            close = difflib.get_close_matches(name.lower(), list(table), n=3)
-            raise UsageError(
-                f"no {kind} is called {name!r}",
-                wanted=", ".join(close) if close else ", ".join(table),
-            )
-        return Target(kind, name.lower(), frozenset(table[name.lower()]))
-
-    return lookup
+def in_tables(kind: TargetKind, name: str) -> Target:
+    """The ``Lookup`` in narrowcast's own tables; a bare scheme leaves the same roles alone as a preset."""
+    if kind == "preset":
+        preset = presets[name]
+        return Target(kind, preset.name, preset.excluded)
+    return Target(kind, schemes[name].name, EXCLUDED_ROLES)
 
 
 @dataclass(frozen=True)
@@ -117,7 +110,7 @@ class Resolved:
 
 
 def resolve(
-    recipe: Recipe, modules: Sequence[Module], lookup: Lookup, others: Iterable[str] = ()
+    recipe: Recipe, modules: Sequence[Module], lookup: Lookup = in_tables, others: Iterable[str] = ()
 ) -> Resolved:
     """Settle ``recipe`` for ``modules``.
 
@@ -221,7 +214,7 @@ def _explain_nothing(line: Line, modules: Sequence[Module], others: tuple[str, .
         _refuse_untakable(tied[0], line)
     if tied or (line.target is None and any(line.pattern.fits_name(name) for name in others)):
         return
-    names = [m.name for m in modules]
+    names = [*(m.name for m in modules), *(m.tied for m in modules if m.tied is not None)]
     if any(line.pattern.fits_name(name) for name in others):
         raise UsageError(
             f"the pattern {line.pattern.text!r} matches only tensors that are no matrices", where=line.source

@@ -86,13 +86,13 @@ _MAMBA = r"(?:mixer|mamba|linear_attn|conv|short_conv)"
 # Functions: the last parts of the module path (the tensor name without .weight, .bias and the like).
 FUNCTIONS: tuple[Row, ...] = (
     Row(
-        r"\w*rot\w*emb\w*(\.\w+)*|inv_freq|rope\.freqs|freqs_cis|(cos|sin)_cached",
+        r"\w*rot\w*emb\w*(\.\w+)*|inv_freq|rope\.freqs",
         Role.ROTARY,
         False,
-        "rotary tables: Llama, GPT-NeoX, ChatGLM",
+        "rotary tables, which older files of Llama, GPT-NeoX and Mistral carry",
     ),
     Row(
-        r"(?i:\w*norm\w*|\w*layrnorm)|ln|ln_\w+|\w+_ln",
+        r"(?i:\w*norm\w*|\w*layrnorm)|ln_\w+|\w+_ln",
         Role.NORM,
         False,
         "RMSNorm and LayerNorm of every family; CLIP spells pre_layrnorm",
@@ -141,8 +141,7 @@ FUNCTIONS: tuple[Row, ...] = (
         "OPT-350m's projections around the embedding, Gemma 3n's per-layer inputs, BERT's pooler",
     ),
     Row(
-        r"\w*embed(ding)?s?(_\w+)?|wte|wpe|^(model\.)?shared|relative_attention_bias|"
-        r"patch_conv",
+        r"\w*embed(ding)?s?(_\w+)?|wte|wpe|^(model\.)?shared|relative_attention_bias",
         Role.EMBEDDING,
         False,
         "tables that are looked up: token, position, type and patch embeddings of every family",
@@ -168,13 +167,13 @@ FUNCTIONS: tuple[Row, ...] = (
     Row(
         r"DenseReluDense\.(wi|wi_0|wi_1|wo)|mlp\.(Wi|Wo|c_proj|dense|fc)|(?<!attention\.)output\.dense|"
         r"intermediate\.dense|gate_proj|up_proj|down_proj|gate_up_proj|fc1|fc2|fc11|fc12|fc_in|fc_out|c_fc|"
-        r"dense_h_to_4h|dense_4h_to_h|linear_fc[12]|lin[12]|w[123]|(shared_mlp|mlp)\.(input|output)_linear",
+        r"dense_h_to_4h|dense_4h_to_h|linear_fc[12]|lin[12]|w[123]",
         Role.MLP,
         True,
         "feed-forward: gated (Llama), fused (Phi-3), plain (OPT, GPT-2, BERT, Falcon, T5), Mistral w1 w2 w3",
     ),
     Row(
-        r"(q|k|v|o|out|qkv|kv|q_a|q_b|kv_a|kv_b|gate_q|g|qk)_proj|kv_a_proj_with_mqa|c_attn|q_attn|"
+        r"(q|k|v|o|out|qkv|kv|q_a|q_b|kv_b)_proj|kv_a_proj_with_mqa|c_attn|q_attn|"
         r"query_key_value|query|key|value|[Ww]qkv|qkv|w[qkvo]|w[qo]_[ab]|wkv(_[ab])?(_with_mqa)?|wgate|"
         r"[qkv]_lin|out_lin|(SelfAttention|EncDecAttention)\.[qkvo]|attention\.output\.dense|indexer\.\w+|"
         + _ATTN
@@ -184,7 +183,7 @@ FUNCTIONS: tuple[Row, ...] = (
         "attention: Llama q k v o, Phi-3 and Falcon fused, DeepSeek's MLA, GPT-2 c_attn, BERT query",
     ),
     Row(
-        r"sinks|attn_sink|layer_scalar|\w*hc_\w+|mm_input_projection_weight|class_embedding|probe|ape",
+        r"sinks|attn_sink|layer_scalar|\w*hc_\w+|mm_input_projection_weight|ape",
         Role.OTHER,
         False,
         "small parameters: gpt-oss sinks, Gemma's layer scalars, DeepSeek V4's hyper-connections",
