@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from names_corpus import CASES, Case, Tensor, config, entries
 
+from model.names_corpus import CASES, Case, Tensor, config, entries
 from narrowcast.model.modules import modules
 from narrowcast.model.roles import FUNCTIONS, PLACES, Role, Row, classify, find_function, find_place, stem
 
