@@ -10,7 +10,13 @@ from model.names_corpus import CASES, Case, Tensor, config, entries
 from narrowcast.model.modules import modules
 from narrowcast.model.roles import FUNCTIONS, PLACES, Role, Row, classify, find_function, find_place, stem
 
-KINDS = {"L": "Linear", "E": "Embedding", "K": ""}
+# kind, read by a kernel, has a problem
+KINDS = {
+    "L": ("Linear", False, False),
+    "E": ("Embedding", False, False),
+    "K": ("Linear", True, False),
+    "P": ("Linear", False, True),
+}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.family}:{c.name}")
@@ -20,8 +26,10 @@ def test_corpus(case: Case) -> None:
     if case.kind == "-":
         assert case.name not in found
     else:
-        assert (found[case.name].role, found[case.name].kind) == (case.role, KINDS[case.kind])
-        assert found[case.name].known
+        module = found[case.name]
+        assert module.role == case.role
+        assert (module.kind, module.direct, module.problem is not None) == KINDS[case.kind]
+        assert module.known
 
 
 def alternatives(pattern: str) -> list[str]:

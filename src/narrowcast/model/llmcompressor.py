@@ -13,16 +13,16 @@ remedy, rather than dropped: a recipe that loses a step in silence gives another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from narrowcast.errors import UsageError
 from narrowcast.model.patterns import Pattern
 from narrowcast.model.recipe import Line, Recipe
+from narrowcast.tensors.presets import presets
 
-# The preset that equals a config group's (weights, input_activations), or None.
-PresetOf = Callable[[Mapping[str, Any]], str | None]
-
+# Observers of the plain minimum and maximum, which is what a preset does.
+_PLAIN_OBSERVERS = ("minmax", "memoryless_minmax", "static_minmax")
 _KEYS = ("scheme", "targets", "ignore", "config_groups", "kv_cache_scheme")
 _CALIBRATED = "it needs calibration data or changes weights, which this converter does not do"
 _REASONS = {
@@ -35,8 +35,8 @@ _REASONS = {
 }
 
 
-def read(text: str, path: str = "recipe.yaml", preset_of: PresetOf | None = None) -> Recipe:
-    """Read an llm-compressor recipe; ``preset_of`` recognises explicit ``config_groups``.
+def read(text: str, path: str = "recipe.yaml") -> Recipe:
+    """Read an llm-compressor recipe. Explicit ``config_groups`` are accepted when they equal a preset.
 
     Raises ``UsageError`` for YAML that is none, and for every modifier and key that does not map.
     """
@@ -63,7 +63,7 @@ def read(text: str, path: str = "recipe.yaml", preset_of: PresetOf | None = None
         )
     lines = [Line(Pattern.parse(p, path), None, source=f"{path}, ignore") for p in ignores.pop()]
     for modifier in modifiers:
-        lines += _target_lines(modifier, path, preset_of)
+        lines += _target_lines(modifier, path)
     return Recipe(tuple(lines), None)
 
 
@@ -96,7 +96,7 @@ def _modifiers(node: Any, path: str) -> Iterator[Mapping[str, Any]]:
             raise UsageError(f"the recipe has an unknown key {name!r}", where=path)
 
 
-def _target_lines(modifier: Mapping[str, Any], path: str, preset_of: PresetOf | None) -> list[Line]:
+def _target_lines(modifier: Mapping[str, Any], path: str) -> list[Line]:
     for key, value in modifier.items():
         if key not in _KEYS:
             raise UsageError(
@@ -113,7 +113,7 @@ def _target_lines(modifier: Mapping[str, Any], path: str, preset_of: PresetOf | 
         raise UsageError("QuantizationModifier needs one of scheme and config_groups", where=path)
     targets = _strings(modifier.get("targets", ["Linear"]), "targets", path)
     if groups is not None:
-        pairs = list(_groups(groups, path, preset_of))
+        pairs = list(_groups(groups, path))
     elif isinstance(scheme, str):
         pairs = [(scheme, targets)]
     elif isinstance(scheme, Mapping):
@@ -127,19 +127,53 @@ def _target_lines(modifier: Mapping[str, Any], path: str, preset_of: PresetOf | 
     ]
 
 
-def _groups(groups: Any, path: str, preset_of: PresetOf | None) -> Iterator[tuple[str, list[str]]]:
+def _groups(groups: Any, path: str) -> Iterator[tuple[str, list[str]]]:
     if not isinstance(groups, Mapping):
         raise UsageError("config_groups is a mapping of groups", where=path, got=repr(groups)[:60])
     for key, group in groups.items():
         if isinstance(group, list):
             yield str(key), _strings(group, str(key), path)
             continue
-        name = preset_of(group) if preset_of is not None and isinstance(group, Mapping) else None
+        name = equal_preset(group) if isinstance(group, Mapping) else None
         if name is None:
             raise UsageError(
                 f"config_groups: {key} equals no preset", where=path, remedy="name a preset with scheme:"
             )
         yield name, _strings(group.get("targets", ["Linear"]), str(key), path)
+
+
+def equal_preset(group: Mapping[str, Any]) -> str | None:
+    """The preset whose weights and inputs a config group spells out, or None."""
+    from narrowcast.containers.compressed_tensors import arguments
+
+    known = {"targets", "weights", "input_activations", "output_activations", "format"}
+    if set(group) - known or group.get("output_activations") is not None:
+        return None
+    said = (_plain(group.get("weights")), _plain(group.get("input_activations")))
+    for preset in presets.values():
+        linear = preset.linear
+        inputs = arguments(linear.input, linear.dynamic, weight=False) if linear.input is not None else None
+        if said == (_plain(arguments(linear.weight, False, weight=True)), _plain(inputs)):
+            return preset.name
+    return None
+
+
+def _plain(args: Any) -> dict[str, Any] | None:
+    """Quantization arguments without what is default or says nothing, so that equal ones compare equal."""
+    if not isinstance(args, Mapping):
+        return None
+    plain: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False}
+    plain |= {str(key): value for key, value in args.items() if value not in (None, {})}
+    if plain.get("observer") in _PLAIN_OBSERVERS:
+        del plain["observer"]
+    if "strategy" not in plain:
+        size = plain.get("group_size")
+        plain["strategy"] = "tensor" if size is None else "group" if size > 0 else "channel"
+    if plain.get("group_size") == -1:
+        del plain["group_size"]
+    if plain.get("scale_dtype") == plain.get("zp_dtype"):
+        plain.pop("zp_dtype", None)
+    return plain
 
 
 def _strings(value: Any, key: str, path: str) -> list[str]:

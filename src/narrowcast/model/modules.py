@@ -20,10 +20,10 @@ names for ordinary linears).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from narrowcast.model.roles import Role, Row, find_function, find_place, stem, text_config
+from narrowcast.model.roles import Kind, Role, find_function, find_place, stem, text_config
 
 Orientation = Literal["out_in", "in_out"]
 Order = Literal["halves", "interleaved"]
@@ -96,6 +96,15 @@ _QWEN3_VL = {
     False: Layout("in_out", "halves", "transformers 4 and the released Qwen3-VL-MoE files: x @ gate_up[e]"),
     True: Layout("out_in", "halves", "transformers 5 saves Qwen3-VL-MoE for torch's linear"),
 }
+# The projections along the output channels of a stack, by the last part of its name.
+_PARTS: dict[str, tuple[str, ...]] = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "input_linear": ("gate_proj", "up_proj"),
+    "down_proj": ("down_proj",),
+    "output_linear": ("down_proj",),
+    "gate_proj": ("gate_proj",),
+    "up_proj": ("up_proj",),
+}
 # Families whose attention and MLP are transformers' Conv1D, stored [in, out].
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 _CONV1D_NAMES = frozenset({"c_attn", "q_attn", "c_proj", "c_fc"})
@@ -139,6 +148,7 @@ class Module:
         bias: the name of its bias tensor, if there is one.
         known: False when no row of the role table fits its name.
         note: why it is not linear, or what the row was written for.
+        direct: a Linear whose weight a kernel reads itself; ``note`` says which.
         tied: the name of the output head that reads the same tensor, or of the embedding it is read from.
         problem: why it cannot be quantized as it is stored; None when it can.
     """
@@ -147,7 +157,7 @@ class Module:
     tensor: str
     role: Role
     shape: tuple[int, ...]
-    kind: Literal["Linear", "Embedding", ""]
+    kind: Kind
     experts: int | None = None
     orientation: Orientation = "out_in"
     parts: tuple[Part, ...] = ()
@@ -156,11 +166,12 @@ class Module:
     note: str = ""
     tied: str | None = None
     problem: str | None = None
+    direct: bool = False
 
     @property
     def linear(self) -> bool:
-        """Whether the model applies it as a linear layer."""
-        return self.kind == "Linear"
+        """Whether the model applies it as a linear layer that a quantized one can stand in for."""
+        return self.kind == "Linear" and not self.direct
 
     @property
     def out_in(self) -> tuple[int, int]:
@@ -186,17 +197,25 @@ def modules(entries: Mapping[str, TensorLike], config: Mapping[str, Any]) -> lis
     Norms, biases, convolutions and the scales of an already quantized model are not modules.
     """
     head = next((n for n in entries if is_output_head(n, config)), None)
-    tie = _tied(head, config)
+    source = _Source(entries, config, head, _tied(head, config))
     found = []
     for name, entry in entries.items():
         shape = tuple(entry.shape)
-        row = find_function(name)
-        whole = name.endswith(".weight") or stem(name) == name  # not the scales or blocks beside a weight
-        stacked = len(shape) == 3 and whole and row is not None and row.role is Role.EXPERT
-        if not stacked and not (len(shape) == 2 and name.endswith(".weight")):
-            continue
-        found.append(_module(name, shape, row, stacked, entries, config, head, tie))
+        if len(shape) == 2 and name.endswith(".weight"):
+            found.append(_matrix(name, shape, source))
+        elif len(shape) in (2, 3) and _is_stack(name):
+            found.append(_stack(name, shape, source))
     return found
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is looked up about the whole checkpoint: its output head, and whether that is the embedding."""
+
+    entries: Mapping[str, TensorLike]
+    config: Mapping[str, Any]
+    head: str | None
+    tied: bool
 
 
 def is_output_head(name: str, config: Mapping[str, Any]) -> bool:
@@ -243,41 +262,70 @@ def _tied(head: str | None, config: Mapping[str, Any]) -> bool:
     return head is None and (generative or not names)
 
 
-def _module(
-    name: str,
-    shape: tuple[int, ...],
-    row: Row | None,
-    stacked: bool,
-    entries: Mapping[str, TensorLike],
-    config: Mapping[str, Any],
-    head: str | None,
-    tie: bool,
-) -> Module:
-    place = find_place(name, config)
+def _facts(name: str, shape: tuple[int, ...], source: _Source) -> Module:
+    """What a name says of any matrix."""
+    row, place = find_function(name), find_place(name, source.config)
     path = stem(name) if name.endswith(".weight") else name
-    role = place.role if place is not None else row.role if row is not None else Role.OTHER
-    kind = _kind(row)
     tied = None
-    if tie and place is None and is_token_embedding(name):
-        tied = stem(head) if head is not None else _head_name(path)
-    elif tie and name == head:
-        tied = next((stem(n) for n in entries if is_token_embedding(n)), None)
-    bias = next((b for b in (f"{path}.bias", f"{path}_bias") if b in entries), None)
-    note = row.note if row is not None else "no rule knows this name"
-    known = row is not None or place is not None
-    if stacked:
-        orientation, parts, problem = _stacked(name, shape, config)
-        return Module(
-            path, name, role, shape, kind, shape[0], orientation, parts, bias, known, note, tied, problem
-        )
-    orientation, problem = _conv1d(path, config)
-    return Module(path, name, role, shape, kind, None, orientation, (), bias, known, note, tied, problem)
+    if source.tied and place is None and is_token_embedding(name):
+        tied = stem(source.head) if source.head is not None else _head_name(path)
+    elif source.tied and name == source.head:
+        tied = next((stem(n) for n in source.entries if is_token_embedding(n)), None)
+    return Module(
+        name=path,
+        tensor=name,
+        role=place.role if place is not None else row.role if row is not None else Role.OTHER,
+        shape=shape,
+        kind=row.kind if row is not None else "Linear",
+        bias=next((b for b in (f"{path}.bias", f"{path}_bias") if b in source.entries), None),
+        known=row is not None or place is not None,
+        note=row.note if row is not None else "no rule knows this name",
+        tied=tied,
+        direct=row is not None and row.direct,
+    )
 
 
-def _kind(row: Row | None) -> Literal["Linear", "Embedding", ""]:
-    if row is not None and row.role is Role.EMBEDDING:
-        return "Embedding"
-    return "Linear" if row is None or row.linear else ""
+def _matrix(name: str, shape: tuple[int, ...], source: _Source) -> Module:
+    facts = _facts(name, shape, source)
+    leaf, family = facts.name.rsplit(".", 1)[-1], source.config.get("model_type")
+    if leaf in _CONV1D_NAMES and family in _CONV1D_FAMILIES:
+        return replace(facts, orientation="in_out")
+    if leaf == "c_attn" and family is None:
+        return replace(facts, problem="config.json names no model_type, so its orientation is not known")
+    return facts
+
+
+def _is_stack(name: str) -> bool:
+    """Whether a tensor is a stack of experts, and not a bias, scale or block beside one."""
+    row = find_function(name)
+    whole = name.endswith(".weight") or stem(name) == name
+    return whole and row is not None and row.role is Role.EXPERT
+
+
+def _stack(name: str, shape: tuple[int, ...], source: _Source) -> Module:
+    """A stack of experts with its parts, or with the problem that keeps it from being split."""
+    facts = _facts(name, shape, source)
+    leaf = facts.name.rsplit(".", 1)[-1]
+    layout = _layout(facts.name, source.config)
+    if layout is None:
+        family = source.config.get("model_type")
+        return replace(facts, problem=f"the layout of stacked experts of model_type {family!r} is not known")
+    if len(shape) != 3 or leaf not in _PARTS:
+        return replace(facts, problem=f"no rule says how to split experts called {leaf} of shape {shape}")
+    facts = replace(facts, experts=shape[0], orientation=layout.orientation)
+    out = facts.out_in[0]
+    if out % len(_PARTS[leaf]):
+        return replace(facts, problem=f"gate and up cannot be halves of {out} channels")
+    problem = _contradiction(leaf, facts, source.config)
+    return replace(facts, parts=_parts(_PARTS[leaf], out, layout.order), problem=problem)
+
+
+def _parts(names: tuple[str, ...], out: int, order: Order) -> tuple[Part, ...]:
+    count = len(names)
+    if order == "interleaved":
+        return tuple(Part(name, i, out, count) for i, name in enumerate(names))
+    size = out // count
+    return tuple(Part(name, i * size, (i + 1) * size, 1) for i, name in enumerate(names))
 
 
 def _head_name(embedding: str) -> str:
@@ -286,20 +334,9 @@ def _head_name(embedding: str) -> str:
     return f"{prefix}lm_head"
 
 
-def _conv1d(path: str, config: Mapping[str, Any]) -> tuple[Orientation, str | None]:
-    if path.rsplit(".", 1)[-1] not in _CONV1D_NAMES:
-        return "out_in", None
-    family = config.get("model_type")
-    if family in _CONV1D_FAMILIES:
-        return "in_out", None
-    if family is None and path.rsplit(".", 1)[-1] == "c_attn":
-        return "out_in", "config.json names no model_type, so the orientation of c_attn is not known"
-    return "out_in", None
-
-
 def _layout(name: str, config: Mapping[str, Any]) -> Layout | None:
     """The layout of a family's stacked experts; None when the family is not known."""
-    if "block_sparse_moe." in name and stem(name).endswith("_linear"):
+    if name.endswith(("block_sparse_moe.input_linear", "block_sparse_moe.output_linear")):
         return _OUT_IN  # Granite's ParallelExperts, whatever the model is called
     for family in (config.get("model_type"), text_config(config).get("model_type")):
         if family in ("qwen3_vl_moe", "qwen3_vl_moe_text"):
@@ -310,36 +347,13 @@ def _layout(name: str, config: Mapping[str, Any]) -> Layout | None:
     return None
 
 
-def _stacked(
-    name: str, shape: tuple[int, ...], config: Mapping[str, Any]
-) -> tuple[Orientation, tuple[Part, ...], str | None]:
-    layout = _layout(name, config)
-    family = config.get("model_type")
-    if layout is None:
-        return "out_in", (), f"the layout of stacked experts of model_type {family!r} is not known"
-    out, inner = shape[1:] if layout.orientation == "out_in" else (shape[2], shape[1])
-    leaf = stem(name).rsplit(".", 1)[-1]
-    problem = _contradiction(leaf, out, inner, layout, config)
-    if leaf in ("gate_up_proj", "input_linear"):
-        if out % 2:
-            return layout.orientation, (), f"gate and up cannot be halves of {out} channels"
-        if layout.order == "interleaved":
-            return layout.orientation, (Part("gate_proj", 0, out, 2), Part("up_proj", 1, out, 2)), problem
-        half = out // 2
-        return layout.orientation, (Part("gate_proj", 0, half, 1), Part("up_proj", half, out, 1)), problem
-    plain = "down_proj" if leaf == "output_linear" else leaf
-    return layout.orientation, (Part(plain, 0, out, 1),), problem
-
-
-def _contradiction(leaf: str, out: int, inner: int, layout: Layout, config: Mapping[str, Any]) -> str | None:
-    """Why a stacked tensor cannot be what its family says, when the config gives the hidden size."""
+def _contradiction(leaf: str, facts: Module, config: Mapping[str, Any]) -> str | None:
+    """Why a stack cannot be what its family says, when the config gives the hidden size."""
     hidden = text_config(config).get("hidden_size")
-    if not isinstance(hidden, int):
-        return None
-    found = out if leaf in ("down_proj", "output_linear") else inner
-    if found == hidden:
+    found = facts.out_in[0] if _PARTS[leaf] == ("down_proj",) else facts.out_in[1]
+    if not isinstance(hidden, int) or found == hidden:
         return None
     return (
-        f"the family stores stacked experts {layout.orientation}, which makes the hidden size {found}, "
+        f"the family stores stacked experts {facts.orientation}, which makes the hidden size {found}, "
         f"and config.json says {hidden}"
     )

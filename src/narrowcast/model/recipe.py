@@ -26,7 +26,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -101,13 +101,11 @@ class Recipe:
         return cls(tuple(lines), default)
 
     @classmethod
-    def from_llmcompressor(
-        cls, text: str, path: str = "recipe.yaml", preset_of: Callable[[Any], str | None] | None = None
-    ) -> Recipe:
+    def from_llmcompressor(cls, text: str, path: str = "recipe.yaml") -> Recipe:
         """Read an llm-compressor recipe; see ``llmcompressor`` for what maps and what is refused."""
         from narrowcast.model.llmcompressor import read
 
-        return read(text, path, preset_of)
+        return read(text, path)
 
 
 def _rule_lines(rule: Mapping[str, Any], where: str) -> list[Line]:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 
 class Role(StrEnum):
@@ -47,14 +47,22 @@ class Role(StrEnum):
     OTHER = "other"
 
 
+# The class of a module's matrix, as recipes and engines name it; "" is a parameter of its own kind.
+Kind = Literal["Linear", "Embedding", ""]
+
+
 @dataclass(frozen=True)
 class Row:
-    """One rule: a pattern on the module path, the role, whether its matrices are linears, and why."""
+    """One rule: a pattern on the module path, the role, the class of its matrices, and why.
+
+    ``direct`` marks a Linear whose weight a kernel reads itself, so that no quantized one can replace it.
+    """
 
     pattern: str
     role: Role
-    linear: bool
+    kind: Kind
     note: str
+    direct: bool = False
 
 
 # Places: a part of the path, anywhere. The row's note names the families.
@@ -62,20 +70,20 @@ PLACES: tuple[Row, ...] = (
     Row(
         r"mtp(_\w+)?|nextn_predict_layers|eh_proj|shared_head",
         Role.MTP,
-        True,
+        "Linear",
         "multi-token prediction: Qwen3-Next and MiMo name it mtp; DeepSeek V3 and GLM-4 append layers",
     ),
     Row(
         r"audio_\w+|embed_audio|speech_\w+|sound_\w+",
         Role.AUDIO,
-        True,
+        "Linear",
         "audio towers and projectors: Qwen2-Audio, Qwen-Omni, Gemma 3n, Phi-4",
     ),
     Row(
         r"vision_\w+|visual|visual_\w+|vit|img_processor|image_\w+|img_projection\w*|embed_vision|"
         r"multi_modal_projector|mm_projector|patch_merger|connector|aligner",
         Role.VISION,
-        True,
+        "Linear",
         "vision towers and their projectors: LLaVA, Qwen-VL, Gemma 3, Llama 4, Mistral 3, Phi-4, SmolVLM",
     ),
 )
@@ -88,41 +96,41 @@ FUNCTIONS: tuple[Row, ...] = (
     Row(
         r"\w*rot\w*emb\w*(\.\w+)*|inv_freq|rope\.freqs",
         Role.ROTARY,
-        False,
+        "",
         "rotary tables, which older files of Llama, GPT-NeoX and Mistral carry",
     ),
     Row(
         r"(?i:\w*norm\w*|\w*layrnorm)|ln_\w+|\w+_ln",
         Role.NORM,
-        False,
+        "",
         "RMSNorm and LayerNorm of every family; CLIP spells pre_layrnorm",
     ),
     Row(
         r"(gate|router|shared_expert_gate)(\.(?!\w*_proj)\w+)?|moe_statics\.\w+|e_score_correction\w*|"
         r"expert_bias|tid2eid",
         Role.ROUTER,
-        True,
+        "Linear",
         "routers: mlp.gate of DeepSeek and Qwen, block_sparse_moe.gate of Mixtral, router of gpt-oss and "
         "Llama 4, router.layer of Granite and DBRX, gate.wg of Hunyuan",
-    ),
-    Row(
-        r"experts\.mlp\.(w1|v1|w2)",
-        Role.EXPERT,
-        False,
-        "DBRX stacks its experts along the rows of one matrix, which no container here expresses",
     ),
     Row(
         r"experts\.\d+\.\w+|experts\.(gate_up_proj|down_proj|gate_proj|up_proj)|"
         r"block_sparse_moe\.(input_linear|output_linear)",
         Role.EXPERT,
-        True,
+        "Linear",
         "routed experts, one by one (Mixtral w1 w2 w3, Qwen and DeepSeek gate up down) or stacked in 3-D "
         "(gpt-oss, Llama 4, Qwen3-VL, Granite)",
     ),
     Row(
+        r"experts\.\w+(\.\w+)?",
+        Role.EXPERT,
+        "Linear",
+        "experts stacked in a way of their own, which cannot be split here: DBRX along the rows, Aria",
+    ),
+    Row(
         r"(shared_experts?|shared_mlp)\.\w+",
         Role.SHARED_EXPERT,
-        True,
+        "Linear",
         "shared experts: DeepSeek, Qwen2-MoE, Llama 4, Granite, Hunyuan",
     ),
     Row(
@@ -130,46 +138,54 @@ FUNCTIONS: tuple[Row, ...] = (
         r"cls\.(predictions(\.\w+)*|seq_relationship)|vocab_(projector|transform)|"
         r"(pre_)?classifier(\.\w+)*|qa_outputs",
         Role.LM_HEAD,
-        True,
+        "Linear",
         "output heads: lm_head, embed_out of GPT-NeoX, output of Mistral's own format, BERT's and "
         "classifiers' heads",
     ),
     Row(
         r"project_(in|out)|per_layer_\w+|embedding_hidden_mapping_in|pooler\.dense",
         Role.OTHER,
-        True,
+        "Linear",
         "OPT-350m's projections around the embedding, Gemma 3n's per-layer inputs, BERT's pooler",
     ),
     Row(
         r"\w*embed(ding)?s?(_\w+)?|wte|wpe|^(model\.)?shared|relative_attention_bias",
         Role.EMBEDDING,
-        False,
+        "Embedding",
         "tables that are looked up: token, position, type and patch embeddings of every family",
     ),
     Row(
         _MAMBA + r"\.(in_proj\w*|out_proj)",
         Role.SSM,
-        True,
+        "Linear",
         "projections of state-space and convolution mixers: Mamba, Jamba, Falcon-H1, Qwen3-Next, LFM2",
     ),
     Row(
-        _MAMBA + r"\.(x_proj|dt_proj|A_log|D|dt|dt_bias|A|conv1d|conv)|\w*conv\w*",
+        _MAMBA + r"\.(x_proj|dt_proj)",
         Role.SSM,
-        False,
-        "read directly by the scan or convolution kernel, not applied as a linear",
+        "Linear",
+        "Mamba's scan kernel reads these weights itself",
+        direct=True,
+    ),
+    Row(
+        _MAMBA + r"\.(A_log|D|dt_bias|conv)|\w*conv\w*",
+        Role.SSM,
+        "",
+        "states and convolutions of Mamba, Jamba, Qwen3-Next, LFM2; convolutions of audio encoders",
     ),
     Row(
         r"indexer\.weights_proj",
         Role.ATTENTION,
-        False,
-        "the head weights of DeepSeek V3.2's indexer: a few rows, which engines hold unquantized",
+        "Linear",
+        "a row for each head of DeepSeek V3.2's indexer, which engines hold unquantized",
+        direct=True,
     ),
     Row(
         r"DenseReluDense\.(wi|wi_0|wi_1|wo)|mlp\.(Wi|Wo|c_proj|dense|fc)|(?<!attention\.)output\.dense|"
         r"intermediate\.dense|gate_proj|up_proj|down_proj|gate_up_proj|fc1|fc2|fc11|fc12|fc_in|fc_out|c_fc|"
         r"dense_h_to_4h|dense_4h_to_h|linear_fc[12]|lin[12]|w[123]",
         Role.MLP,
-        True,
+        "Linear",
         "feed-forward: gated (Llama), fused (Phi-3), plain (OPT, GPT-2, BERT, Falcon, T5), Mistral w1 w2 w3",
     ),
     Row(
@@ -179,13 +195,13 @@ FUNCTIONS: tuple[Row, ...] = (
         + _ATTN
         + r"\.(dense|c_proj|proj|Wo)",
         Role.ATTENTION,
-        True,
+        "Linear",
         "attention: Llama q k v o, Phi-3 and Falcon fused, DeepSeek's MLA, GPT-2 c_attn, BERT query",
     ),
     Row(
         r"sinks|attn_sink|layer_scalar|\w*hc_\w+|mm_input_projection_weight|ape",
         Role.OTHER,
-        False,
+        "",
         "small parameters: gpt-oss sinks, Gemma's layer scalars, DeepSeek V4's hyper-connections",
     ),
 )
@@ -260,6 +276,6 @@ def classify(name: str, shape: Sequence[int], config: Mapping[str, Any]) -> Role
         return place.role
     row = find_function(name)
     is_bias = name.endswith((".bias", "_proj_bias")) and len(shape) <= 2
-    if is_bias and (row is None or row.linear) and (row is None or row.role is not Role.ROUTER):
+    if is_bias and (row is None or (row.kind == "Linear" and row.role is not Role.ROUTER)):
         return Role.BIAS
     return row.role if row is not None else Role.OTHER
