@@ -185,10 +185,12 @@ def make_plan(
     _refuse_quantized(checkpoint, config)
     found = modules(checkpoint.entries, config)
     resolved = resolve(recipe, found, others=_others(checkpoint, found))
-    builder = _Builder(checkpoint, strict, frozenset(keep))
+    linear_names = [m.name for m in found if m.kind == "Linear"]
+    builder = _Builder(checkpoint, strict, frozenset(keep), linear_names)
     for assignment in resolved.assignments:
         if assignment.target is not None:
             builder.add(assignment, assignment.target)
+    builder.refuse_indivisible()
     if not builder.units:
         raise UsageError("nothing to quantize", where=model, got=_why_nothing(resolved), wanted="at least one linear layer")
     shards = builder.shards()
@@ -216,10 +218,12 @@ def make_plan(
 class _Builder:
     """Turns assignments into units, copies and specs, shard by shard."""
 
-    def __init__(self, checkpoint: Checkpoint, strict: bool, keep: frozenset[str]) -> None:
+    def __init__(self, checkpoint: Checkpoint, strict: bool, keep: frozenset[str], linear_names: Sequence[str]) -> None:
         self.checkpoint, self.strict, self.keep = checkpoint, strict, keep
+        self.linear_names = linear_names
         self.units: list[Unit] = []
         self.fallbacks: list[str] = []
+        self.indivisible: dict[tuple[str, int], list[tuple[str, int]]] = {}  # (scheme, multiple) to (name, width)
         self.replaced: dict[str, list[Copy]] = {}  # source tensors that are not copied whole, with what replaces them
 
     def add(self, assignment: Assignment, target: Target) -> None:
@@ -261,12 +265,22 @@ class _Builder:
             linear = replace(linear, weight=linear.weight.with_rule(target.rule))
         how = container.spelling(linear, dtype)
         if source.shape[1] % how.width_multiple:
-            raise UsageError(
-                f"{name} has {source.shape[1]} columns, which {linear.weight.name} cannot divide",
-                where=source.tensor, got=f"{source.shape[0]}x{source.shape[1]}",
-                wanted=f"a multiple of {how.width_multiple}", remedy=f"keep it: --ignore {name}",
-            )  # fmt: skip
+            self.indivisible.setdefault((linear.weight.name, how.width_multiple), []).append((name, source.shape[1]))
+            return
         self.units.append(Unit(name, source, str(module.role), dtype, carrier, how, linear))
+
+    def refuse_indivisible(self) -> None:
+        """Name every layer whose width the scheme cannot divide, all at once."""
+        for (scheme, multiple), layers in self.indivisible.items():
+            names = [name for name, _ in layers]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            widths = sorted({width for _, width in layers})
+            raise UsageError(
+                f"{len(names)} layers have a width that {scheme} cannot divide",
+                where=", ".join(names[:3]) + more, got=f"{', '.join(map(str, widths))} columns",
+                wanted=f"a multiple of {multiple}",
+                remedy="keep them: " + " ".join(f"--ignore '{t}'" for t in container.targets(names, self.linear_names)[:4]),
+            )  # fmt: skip
 
     def _linear(self, target: Target, name: str, k: int) -> LinearScheme:
         """The linear scheme for a layer of width k: group 128 falls back to 64, then 32, and says so."""

@@ -183,13 +183,14 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
         job = plan.job(checkpoint)
         output = Output.begin(plan.out, job, forecast=plan.forecast_bytes, resume=resume, source=checkpoint.root)
         try:
-            with output, Workers(plan.workers) as pool:
+            with Workers(plan.workers) as pool:
                 work = _Job(plan, checkpoint, output, pool, make)
                 work.shards()
                 work.side_files()
                 output.commit(plan.config)
-        except (NonFiniteError, _CheckFailed):
-            output.abort(keep=False)
+        except BaseException as error:
+            # What no second run can mend leaves nothing behind; everything else can be resumed.
+            output.abort(keep=not isinstance(error, (NonFiniteError, _CheckFailed, UsageError)))
             raise
     work.seconds["total"] = time.perf_counter() - started
     size = sum(p.stat().st_size for p in plan.out.rglob("*") if p.is_file())
