@@ -5,9 +5,9 @@ beyond its largest value with the same spacing. *Then decide overflow*: what lie
 becomes the format's special value, or raises. So 464 is E4M3's 448 (a tie, to even) while the next float
 above it overflows.
 
-Everything is compared, never subtracted: midpoints of formats up to 16 bits are exact in float64, so the
-rounding decision is exact for any float64 input. Formats above 16 bits have no code table and are rounded as
-values on a power-of-two quantum, which is exact as well.
+Inputs are compared with midpoints, which are exact in float64 for formats up to 16 bits, so the rounding
+decision is exact for any float64 input; stochastic rounding subtracts the nearer neighbour, exact as well.
+Formats above 16 bits have no code table and are rounded as values on a power-of-two quantum, exact again.
 
 Minus zero keeps its sign where the format has one; a negative that rounds to zero becomes minus zero there.
 NaN becomes the format's NaN, or is refused where the format has none. Infinity saturates or becomes special
@@ -118,7 +118,9 @@ def encode(
     grid = _grid(fmt)
     index = _neighbour(finite, grid, rounding, noise)  # 0 and len+1 are the virtual steps
     last = len(grid.values)
-    low, high = index == 0, index == last + 1
+    # A directed rounding stops at the last value it passes, but what lies a whole step beyond is out of range.
+    below, above = _ends(grid)
+    low, high = (index == 0) | (finite <= below), (index == last + 1) | (finite >= above)
     clamped = np.clip(index - 1, 0, last - 1)
     codes = grid.codes[clamped].astype(np.uint8 if fmt.bits <= 8 else np.uint16)
     clipped, underflowed = _lost(finite, grid.values[clamped], low, high, fmt)
@@ -160,9 +162,11 @@ def _neighbour(x: Floats, grid: _Grid, rounding: str, noise: NDArray[Any] | None
     if rounding == "stochastic":
         assert noise is not None
         steps = np.concatenate([[below], grid.values, [above]])
-        low_value, high_value = steps[lower], steps[upper]
-        gap = np.where(exact, 1.0, high_value - low_value)
-        return np.where((x - low_value) / gap > np.asarray(noise, np.float64), upper, lower)
+        # Measured from the nearer neighbour the difference is exact (Sterbenz); from the farther one it rounds.
+        level = np.asarray(noise, np.float64)
+        gap = steps[upper] - steps[lower]
+        go_up = np.where(x <= middle, x - steps[lower] > level * gap, steps[upper] - x < (1 - level) * gap)
+        return np.where(go_up, upper, lower)
     tie = (x == middle) & ~exact
     up = x > middle
     if rounding == "nearest_away":
