@@ -1,0 +1,56 @@
+"""narrowcast: low-precision LLM checkpoints, exact to the bit.
+
+    import narrowcast
+    narrowcast.quantize("SmolLM2-135M", "out", preset="nvfp4a16")      a checkpoint on disk
+    q = narrowcast.quantize_tensor(x, "nvfp4")                         one tensor in memory
+    narrowcast.dequantize(q), narrowcast.error_report(x, q)
+    narrowcast.formats["e2m1"].max, narrowcast.schemes["mxfp4"], narrowcast.presets["w4a16"]
+
+Names are imported on first use, so that ``import narrowcast`` costs nothing; torch is only ever imported when
+an argument is a torch tensor.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from narrowcast._version import __version__
+
+if TYPE_CHECKING:
+    from narrowcast import errors
+    from narrowcast.api import dequantize, error_report, quantize, quantize_tensor
+    from narrowcast.numbers.formats import formats
+    from narrowcast.runtime.fakequant import fake_quantize
+    from narrowcast.tensors.presets import presets
+    from narrowcast.tensors.schemes import schemes
+
+_HOMES = {
+    "dequantize": "narrowcast.api",
+    "error_report": "narrowcast.api",
+    "fake_quantize": "narrowcast.runtime.fakequant",
+    "formats": "narrowcast.numbers.formats",
+    "presets": "narrowcast.tensors.presets",
+    "quantize": "narrowcast.api",
+    "quantize_tensor": "narrowcast.api",
+    "schemes": "narrowcast.tensors.schemes",
+}
+
+__all__ = [
+    "__version__", "dequantize", "error_report", "errors", "fake_quantize", "formats", "presets", "quantize",
+    "quantize_tensor", "schemes",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("narrowcast.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'narrowcast' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,7 @@
+"""``python -m narrowcast`` is the command ``narrowcast``."""
+
+import sys
+
+from narrowcast.cli import main
+
+sys.exit(main())

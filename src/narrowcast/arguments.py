@@ -1,0 +1,234 @@
+"""The grammar of the command line: verbs, flags, help with examples.
+
+Help is laid out for 80 columns on every terminal. An argument that argparse refuses is a UsageError like any
+other; flags are never abbreviated, so that a script cannot depend on an abbreviation that a later flag takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from narrowcast._version import __version__
+from narrowcast.errors import UsageError
+
+Runs = Mapping[str, Callable[[argparse.Namespace], int]]
+WIDTH = 80
+
+DESCRIPTION = """\
+Low-precision LLM checkpoints, exact to the bit: what formats do to numbers,
+what schemes cost, what a checkpoint holds, and quantizing it."""
+
+EXAMPLES = {
+    "narrowcast": """\
+examples:
+  narrowcast formats e4m3fn --value 0.3
+  narrowcast presets
+  narrowcast inspect SmolLM2-135M
+  narrowcast quantize SmolLM2-135M out --preset fp8_dynamic
+
+exit codes: 0 fine, 1 findings, 2 usage, 3 bad input, 4 undecided""",
+    "formats": """\
+examples:
+  narrowcast formats                        all of them
+  narrowcast formats e4m3fn                 layout, limits, values
+  narrowcast formats e4m3fn --value 0.3     code, neighbours, error, every rule
+  narrowcast formats --value 2^-10          one value in every format
+  narrowcast formats --bits 00111000        one byte in every 8-bit format
+  narrowcast formats e3m3:bias=3,finite     a format of your own
+  narrowcast formats --row "0.02 -0.5 1.3 7.9 -0.004 3.1 400" \\
+      --scheme fp8_tensor,int8_tensor --span 127""",
+    "schemes": """\
+examples:
+  narrowcast schemes
+  narrowcast schemes nvfp4 --shape 4096x14336
+  narrowcast schemes fp8_block128 --shape 128x2880x2880      128 experts""",
+    "presets": """\
+examples:
+  narrowcast presets
+  narrowcast presets w4a16 --shape 4096x14336""",
+    "roundtrip": """\
+SOURCE is randn:N, laplace:N or student5:N (N may be RxC), FILE.npy, or
+CHECKPOINT:TENSOR.
+
+examples:
+  narrowcast roundtrip randn:512x4096
+  narrowcast roundtrip laplace:512x4096 --schemes mxfp4 --rule floor,rceil,even
+  narrowcast roundtrip randn:512x4096 --schemes int4_g128 --span 7,7.5,8
+  narrowcast roundtrip weights.npy --formats e4m3fn,e5m2 --schemes fp8_channel
+  narrowcast roundtrip SmolLM2-135M:model.layers.0.mlp.up_proj.weight""",
+    "inspect": """\
+MODEL is a directory, a .safetensors file, or a hub id.
+
+examples:
+  narrowcast inspect SmolLM2-135M
+  narrowcast inspect model-00001-of-00002.safetensors
+  narrowcast inspect out --json""",
+    "quantize": """\
+Patterns are exact module names, re: with a regular expression, or Linear.
+
+examples:
+  narrowcast quantize SmolLM2-135M out --preset fp8_dynamic
+  narrowcast quantize MODEL OUT --preset nvfp4a16 --dry-run
+  narrowcast quantize MODEL OUT --preset w4a16 --ignore 're:.*down_proj'
+  narrowcast quantize MODEL OUT --recipe recipe.toml --resume""",
+}
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help as written, the same on every terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=24, width=WIDTH - 2)
+        self._action_max_length = 13  # argparse forgets the indent of verbs and would break the longest
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are ours: one line, the way to the help, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, remedy=f"`{self.prog} --help` shows what it takes")
+
+
+def build_parser(runs: Runs) -> argparse.ArgumentParser:
+    """The whole grammar of the command line."""
+    shared = Parser(add_help=False)
+    shared.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+    )
+    reports = Parser(add_help=False, parents=[shared])
+    reports.add_argument("--json", action="store_true", help="answer in JSON, with stable keys")
+    parser = Parser(
+        "narrowcast",
+        description=DESCRIPTION,
+        epilog=EXAMPLES["narrowcast"],
+        formatter_class=_Help,
+        parents=[shared],
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"narrowcast {__version__}", help="show the version"
+    )
+    verbs = parser.add_subparsers(
+        title="verbs", dest="verb", metavar="VERB", required=True, parser_class=Parser
+    )
+
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
+        made = verbs.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=EXAMPLES[name],
+            formatter_class=_Help,
+            parents=[reports],
+        )
+        made.set_defaults(run=runs[name])
+        return made
+
+    _formats_arguments(verb("formats", "number formats, and what they do to numbers"))
+    _named_arguments(verb("schemes", "schemes: what shares a scale, and what it costs"), "scheme")
+    _named_arguments(verb("presets", "presets: the names that quantize takes"), "preset")
+    _roundtrip_arguments(verb("roundtrip", "what formats, schemes and rules lose on the same numbers"))
+    made = verb("inspect", "what a checkpoint holds, quantized or not")
+    made.add_argument("model", metavar="MODEL")
+    _quantize_arguments(verb("quantize", "quantize a checkpoint, and check every element of the result"))
+    return parser
+
+
+def _formats_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", nargs="?", metavar="FORMAT", help="a name, an alias, or a spelling such as e3m3:bias=3,finite"
+    )
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--value", metavar="X", help="what happens to this number: 0.3, 2^-10, 1/3, inf, nan")
+    asked.add_argument("--bits", metavar="BITS", help="what these bits mean: 00111000 or 0x38")
+    asked.add_argument("--row", metavar="NUMBERS", help="a row of numbers, scaled by each --scheme")
+    parser.add_argument("--scheme", metavar="NAMES", help="schemes for --row, comma-separated")
+    _variation_arguments(parser)
+
+
+def _variation_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rule", metavar="RULES", help="scale rules to try where they apply: floor, rceil, amax, ..."
+    )
+    parser.add_argument(
+        "--span", metavar="SPANS", help="what integers map amax onto: 127, 127.5 or 128 for int8"
+    )
+
+
+def _named_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("name", nargs="?", metavar=what.upper(), help=f"one {what}; all of them without it")
+    parser.add_argument("--shape", metavar="NxK", help="the weight to count for (4096x4096)")
+
+
+def _roundtrip_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument("--formats", metavar="NAMES", help="formats to try without a scale")
+    parser.add_argument("--schemes", metavar="NAMES", help="schemes to try")
+    _variation_arguments(parser)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the drawn samples (0)")
+
+
+def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a directory, a .safetensors model or a hub id")
+    add("out", metavar="OUT", help="the directory to make")
+    add("--preset", metavar="NAME", help="what to do; `narrowcast presets` lists them")
+    add("--recipe", metavar="FILE", help="ordered patterns to presets or schemes, instead of --preset")
+    add(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="keep these layers as they are (repeatable)",
+    )
+    add(
+        "--targets",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="quantize only these layers (repeatable)",
+    )
+    add("--rule", metavar="NAME", help="another scale rule than the preset's")
+    add(
+        "--container",
+        default="compressed-tensors",
+        metavar="NAME",
+        help="how the result is spelled (compressed-tensors)",
+    )
+    add(
+        "--nonfinite",
+        choices=("refuse", "copy"),
+        default="refuse",
+        help="what to do with a tensor that holds NaN or infinity (refuse)",
+    )
+    add("--workers", type=int, metavar="N", help="threads (one per core)")
+    add("--strict", action="store_true", help="refuse where a smaller group would stand in")
+    add("--dry-run", action="store_true", help="show the plan and its forecast; write nothing")
+    add("--resume", action="store_true", help="go on with a run that was killed")
+    add("--quiet", action="store_true", help="no progress on stderr")
+
+
+def check_verb(arguments: Sequence[str]) -> None:
+    """Name the verb that was probably meant, which argparse cannot."""
+    typed = next((word for word in arguments if not word.startswith("-")), None)
+    known = [name for name in EXAMPLES if name != "narrowcast"]
+    if typed is None or typed in known:
+        return
+    near = difflib.get_close_matches(typed, known, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UsageError(
+        "unknown verb", got=typed, wanted=", ".join(known), remedy=f"{hint}`narrowcast --help` lists them"
+    )
+
+
+def joined(arguments: Sequence[str]) -> list[str]:
+    """``--value -2^-10`` as ``--value=-2^-10``: argparse takes a word with a minus sign for an option."""
+    words: list[str] = []
+    for word in arguments:
+        if words and words[-1] == "--value":
+            words[-1] = f"--value={word}"
+        else:
+            words.append(word)
+    return words

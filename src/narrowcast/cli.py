@@ -1,0 +1,222 @@
+"""The command line: one function per verb, no logic, nothing heavy imported before it is needed.
+
+    exit 0  fine          1  findings, or worse than asked     2  usage
+         3  bad input     4  undecided or invalid
+
+Errors go to stderr as ``narrowcast: error: ...`` without a traceback; ``--debug`` shows it. Every command
+that reports takes ``--json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from narrowcast.arguments import Runs, build_parser, check_verb, joined
+from narrowcast.errors import NarrowcastError, UsageError
+
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
+
+
+def run_formats(args: argparse.Namespace) -> int:
+    from narrowcast.numbers.formats import formats
+    from narrowcast.report import formats as pages
+
+    _needs(args.row, row=("scheme", args.scheme), rule=("rule", args.rule), span=("span", args.span))
+    if args.row is not None:
+        return _show_row(args)
+    if args.value is not None or args.bits is not None:
+        return _show_explained(args)
+    if args.name is None:
+        rows = [pages.format_record(fmt) for fmt in formats.values()]
+        return _answer(args, pages.formats_page(), {"formats": rows})
+    fmt = formats[args.name]
+    return _answer(args, pages.format_page(fmt), {"format": pages.format_record(fmt)})
+
+
+def _needs(given: object, **flags: tuple[str, object]) -> None:
+    for name, value in flags.values():
+        if value is not None and given is None:
+            raise UsageError(f"--{name} goes with --row", remedy='--row "0.02 -0.5 1.3" --scheme fp8_tensor')
+
+
+def _show_explained(args: argparse.Namespace) -> int:
+    from narrowcast.jobs.explain import explain, meanings, parse_bits, parse_value
+    from narrowcast.numbers.formats import formats
+    from narrowcast.report import explain as pages
+
+    rows = [formats[args.name]] if args.name else []
+    if args.bits is not None:
+        code, width = parse_bits(args.bits)
+        found = meanings(code, width, rows)
+        return _answer(
+            args, pages.bits_page(code, width, found), {"bits": pages.bits_record(code, width, found)}
+        )
+    explained = [explain(parse_value(args.value), fmt) for fmt in rows or formats.values()]
+    page = pages.value_page(explained[0]) if rows else pages.values_page(explained)
+    return _answer(args, page, {"values": [pages.value_record(e) for e in explained]})
+
+
+def _show_row(args: argparse.Namespace) -> int:
+    from narrowcast.jobs.explain import parse_row, scaled_row
+    from narrowcast.report import explain as pages
+
+    if args.scheme is None:
+        raise UsageError("--row needs a --scheme", remedy="--scheme fp8_tensor,int8_tensor")
+    row = parse_row(args.row)
+    scaled = [scaled_row(row, scheme) for scheme in _trials(args.scheme, args)]
+    return _answer(args, pages.row_page(row, scaled), {"row": pages.row_record(row, scaled)})
+
+
+def _trials(names: str, args: argparse.Namespace) -> list[Any]:
+    """Schemes by name, under every rule and span that was asked for."""
+    from narrowcast.jobs.explain import parse_value
+    from narrowcast.jobs.roundtrip import check_rules, variants
+    from narrowcast.tensors.schemes import schemes
+
+    chosen = [schemes[name] for name in _listed(names)]
+    rules, spans = _listed(args.rule), [parse_value(span) for span in _listed(args.span)]
+    check_rules(chosen, rules, spans)
+    return [variant for scheme in chosen for variant in variants(scheme, rules, spans)]
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def run_schemes(args: argparse.Namespace) -> int:
+    from narrowcast.report import schemes as pages
+    from narrowcast.tensors.schemes import schemes
+
+    shape = pages.parse_shape(args.shape) if args.shape else pages.SHAPE
+    if args.name is None:
+        rows = [pages.scheme_record(scheme, shape) for scheme in schemes.values()]
+        return _answer(args, pages.schemes_page(shape), {"schemes": rows})
+    scheme = schemes[args.name]
+    return _answer(args, pages.scheme_page(scheme, shape), {"scheme": pages.scheme_record(scheme, shape)})
+
+
+def run_presets(args: argparse.Namespace) -> int:
+    from narrowcast.report import schemes as pages
+    from narrowcast.tensors.presets import presets
+
+    shape = pages.parse_shape(args.shape) if args.shape else pages.SHAPE
+    if args.name is None:
+        rows = [pages.preset_record(preset, shape) for preset in presets.values()]
+        return _answer(args, pages.presets_page(shape), {"presets": rows})
+    preset = presets[args.name]
+    return _answer(args, pages.preset_page(preset, shape), {"preset": pages.preset_record(preset, shape)})
+
+
+def run_roundtrip(args: argparse.Namespace) -> int:
+    from narrowcast.jobs.roundtrip import FORMATS, SCHEMES, load_source, roundtrip
+    from narrowcast.report.roundtrip import roundtrip_page, roundtrip_record
+
+    neither = args.formats is None and args.schemes is None
+    names = _listed(args.formats) if not neither else list(FORMATS)
+    trials = _trials(args.schemes or (",".join(SCHEMES) if neither else ""), args)
+    x, source = load_source(args.source, args.seed)
+    trips = roundtrip(x, names, trials, source)
+    page = roundtrip_page(args.source, x.shape, source.name, trips)
+    return _answer(args, page, roundtrip_record(args.source, x.shape, source.name, args.seed, trips))
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    from narrowcast.jobs.inspect import inspect
+    from narrowcast.report.inspect import inspect_page
+
+    found = inspect(args.model)
+    return _answer(args, inspect_page(found), found.to_json())
+
+
+def run_quantize(args: argparse.Namespace) -> int:
+    from narrowcast.jobs.quantize import plan, run
+    from narrowcast.report import quantize as pages
+    from narrowcast.report.progress import Progress
+
+    settled = plan(
+        args.model,
+        args.out,
+        args.preset,
+        container=args.container,
+        ignore=args.ignore,
+        targets=args.targets,
+        recipe=args.recipe,
+        rule=args.rule,
+        strict=args.strict,
+        nonfinite=args.nonfinite,
+        workers=args.workers,
+    )
+    if args.dry_run:
+        return _answer(args, pages.plan_page(settled), settled.to_json())
+    quiet = args.quiet or args.json
+    if not quiet:
+        for line in pages.notes(settled):
+            print(line, file=sys.stderr)
+    result = run(
+        settled, resume=args.resume, progress=lambda total, label: Progress(total, label, quiet=quiet)
+    )
+    return _answer(args, pages.result_page(result), result.to_json())
+
+
+RUNS: Runs = {
+    "formats": run_formats,
+    "schemes": run_schemes,
+    "presets": run_presets,
+    "roundtrip": run_roundtrip,
+    "inspect": run_inspect,
+    "quantize": run_quantize,
+}
+
+
+def _answer(args: argparse.Namespace, page: list[str], facts: dict[str, Any]) -> int:
+    """Print the page for people or the record for machines."""
+    if args.json:
+        from narrowcast.report.records import record
+
+        print(record(args.verb, facts))
+    else:
+        print("\n".join(page))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing but ``--help`` and ``--version`` exits by itself."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        check_verb(arguments)
+        args = build_parser(RUNS).parse_args(joined(arguments))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except NarrowcastError as error:
+        return _failed(str(error), error.exit_code, debug)
+    except KeyboardInterrupt:
+        return _failed("interrupted", INTERRUPTED, debug=False)
+    except BrokenPipeError:
+        # The reader went away (head, less); the interpreter would complain once more on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        return _failed(
+            f"{text}\n  remedy: run with --debug for the traceback, and report it", BAD_INPUT, debug
+        )
+
+
+def _failed(text: str, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    lines = f"narrowcast: error: {text}".splitlines()
+    if sys.stderr.isatty():
+        from narrowcast.report.tables import hanging
+
+        lines = [part for line in lines for part in hanging(line)]
+    print("\n".join(lines), file=sys.stderr)
+    return code
