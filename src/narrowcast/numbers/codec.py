@@ -105,7 +105,8 @@ def encode(
     if not fmt.coded:
         raise UsageError("format has no codes", where=fmt.name, remedy="round_values rounds to formats above 16 bits")
     _check_rules(rounding, overflow, fmt, noise)
-    wide = np.asarray(x, np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is counted below, not warned about
+        wide = np.asarray(x, np.float64)
     nan, inf = np.isnan(wide), np.isinf(wide)
     if nan.any() and not fmt.has_nan:
         first = tuple(int(i) for i in np.argwhere(nan)[0])
@@ -212,10 +213,7 @@ def _overflowed(
         return np.where(over, saturated, codes)
     negative = np.signbit(x)
     special = _inf_codes(negative, fmt, codes.dtype) if fmt.has_inf else _nan_codes(negative, fmt, codes.dtype)
-    # IEEE 754 section 7.4: a rounding directed away from the overflow delivers the largest finite value.
-    stays = {"toward_zero": np.ones_like(negative), "up": negative, "down": ~negative}.get(rounding)
-    if stays is not None:
-        special = np.where(stays & np.isfinite(x), saturated, special)
+    special = np.where(_stops(rounding, x) & np.isfinite(x), saturated, special)
     return np.where(over, special, codes)
 
 
@@ -226,8 +224,10 @@ def _end_codes(fmt: Format, dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def _inf_codes(negative: Mask, fmt: Format, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Infinity with the sign of the input; an unsigned format has no place for a negative one but its NaN."""
     top = fmt.max_code + 1
-    return np.where(negative, top | fmt.sign_code, top).astype(dtype)
+    below = np.full(negative.shape, top | fmt.sign_code, dtype) if fmt.signed else _nan_codes(negative, fmt, dtype)
+    return np.where(negative, below, top).astype(dtype)
 
 
 def _nan_codes(negative: Mask, fmt: Format, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -267,26 +267,42 @@ def decode(codes: NDArray[Any], fmt: Format) -> NDArray[np.float32]:
 
 
 def round_values(x: NDArray[Any], fmt: Format, rounding: Rounding = "nearest_even") -> Floats:
-    """``x`` rounded to ``fmt`` as float64 values; the way for fp32, tf32 and fp64, overflow to infinity.
+    """``x`` rounded to ``fmt`` as float64 values: the way for fp32, tf32 and fp64, which have no codes.
 
     v = rint(x / q) · q with q = 2^(max(floor(log2|x|), 1 - bias) - m): the division and the product are by a
-    power of two, hence exact, and only the rounding to an integer rounds.
+    power of two, hence exact, and only the rounding to an integer rounds. Overflow gives infinity, or the
+    largest value under a rounding directed away from it. Formats without infinity go through their codes.
     """
     wide = np.asarray(x, np.float64)
-    if fmt is FP64 or fmt.kind is not Kind.FLOAT:
-        return wide if fmt is FP64 else np.asarray(decode_table(fmt)[encode(wide, fmt, rounding).codes], np.float64)
-    exponent = np.frexp(np.where(np.isfinite(wide), wide, 1.0))[1] - 1
-    quantum = np.ldexp(1.0, np.maximum(exponent, 1 - fmt.bias) - fmt.mantissa_bits)
-    scaled = wide / quantum
     steps = {
         "nearest_even": np.rint, "toward_zero": np.trunc, "up": np.ceil, "down": np.floor,
-        "nearest_away": lambda y: np.copysign(np.floor(np.abs(y) + 0.5), y),
-        "nearest_zero": lambda y: np.copysign(np.ceil(np.abs(y) - 0.5), y),
+        "nearest_away": _nearest_away, "nearest_zero": lambda y: np.copysign(np.ceil(np.abs(y) - 0.5), y),
     }  # fmt: skip
     if rounding not in steps:
         raise UsageError("unknown rounding of values", got=rounding, wanted=", ".join(steps))
-    rounded = np.copysign(np.asarray(steps[rounding](scaled)) * quantum, wide)
-    return np.where(np.isfinite(wide) & (np.abs(rounded) > fmt.max), np.copysign(np.inf, wide), rounded)
+    if fmt is FP64:
+        return wide
+    if fmt.specials is not Specials.IEEE or not (fmt.signed and fmt.subnormals):
+        return np.asarray(decode_table(fmt)[encode(wide, fmt, rounding).codes], np.float64)
+    exponent = np.frexp(np.where(np.isfinite(wide), wide, 1.0))[1] - 1
+    quantum = np.ldexp(1.0, np.maximum(exponent, 1 - fmt.bias) - fmt.mantissa_bits)
+    rounded = np.copysign(np.asarray(steps[rounding](wide / quantum)) * quantum, wide)
+    over = np.isfinite(wide) & (np.abs(rounded) > fmt.max)
+    return np.where(over, np.where(_stops(rounding, wide), np.copysign(fmt.max, wide), np.copysign(np.inf, wide)), rounded)
+
+
+def _nearest_away(y: Floats) -> Floats:
+    """Nearest integer, ties away from zero; adding one half to |y| would round just below one half up to one."""
+    whole = np.trunc(y)
+    away: Floats = np.copysign(np.abs(whole) + (np.abs(y - whole) >= 0.5), y)
+    return away
+
+
+def _stops(rounding: str, x: Floats) -> Mask:
+    """Whether a directed rounding of an overflowing x delivers the largest finite value (IEEE 754 section 7.4)."""
+    negative = np.signbit(x)
+    stops = {"toward_zero": np.ones_like(negative), "up": negative, "down": ~negative}
+    return stops.get(rounding, np.zeros_like(negative))
 
 
 def to_bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
