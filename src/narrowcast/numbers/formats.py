@@ -213,7 +213,9 @@ class Format:
         per_sign = self.max_code + 1
         if not self.signed:
             return per_sign
-        return 2 * per_sign - 1 if self.subnormals else 2 * per_sign
+        # Minus zero is no value of its own, or its code is NaN.
+        lost = self.subnormals or self.specials in (Specials.FNUZ, Specials.EXTENDED)
+        return 2 * per_sign - 1 if lost else 2 * per_sign
 
     @cached_property
     def binades(self) -> float:
@@ -235,7 +237,7 @@ class Format:
             return ordered[max(above, 1)] - ordered[max(above, 1) - 1]
         lowest = (1 if self.subnormals else 0) - self.bias
         exponent = frexp(abs(x))[1] - 1 if x else lowest
-        return float(2.0 ** (min(max(exponent, lowest), self.emax) - self.mantissa_bits))
+        return float(2.0 ** (max(min(exponent, self.emax), lowest) - self.mantissa_bits))
 
     def fields(self, code: int) -> str:
         """The bits of a code, split into sign, exponent and mantissa: '0 1111 110'."""
@@ -323,16 +325,32 @@ def parse_format(spelling: str) -> Format:
     bias, specials, subnormals = 2 ** (e - 1) - 1, Specials.FINITE, True
     for option in filter(None, (match["options"] or "").split(",")):
         key, _, number = option.partition("=")
-        if key == "bias" and number.lstrip("-").isdigit():
+        if key == "bias" and re.fullmatch(r"-?[0-2]?\d{1,2}", number):
             bias = int(number)
         elif option in Specials._value2member_map_:
             specials = Specials(option)
         elif option == "nosubnormals":
             subnormals = False
         else:
-            wanted = "bias=N, ieee, fn, fnuz, extended, finite or nosubnormals"
+            wanted = "bias=N up to 299, ieee, fn, fnuz, extended, finite or nosubnormals"
             raise UsageError("unknown format option", where=spelling, got=option, wanted=wanted)
-    return Format(spelling, width, e, m, bias, signed, specials, subnormals, Kind.FLOAT, "spelled out", ())
+    made = Format(spelling, width, e, m, bias, signed, specials, subnormals, Kind.FLOAT, "spelled out", ())
+    _check_spelled(made)
+    return made
+
+
+def _check_spelled(fmt: Format) -> None:
+    """Refuse spellings whose special codes have no place, that hold no number, or that fp32 cannot decode."""
+    if fmt.specials is Specials.IEEE and fmt.mantissa_bits == 0:
+        raise UsageError("ieee needs a mantissa bit: infinity and NaN share an exponent", where=fmt.name)
+    if fmt.specials in (Specials.FNUZ, Specials.EXTENDED) and not fmt.signed:
+        raise UsageError("fnuz and extended keep NaN at minus zero, which an unsigned format lacks", where=fmt.name)
+    if fmt.finite_values < 3 - fmt.signed or fmt.max == 0:
+        raise UsageError("the special codes leave no numbers", where=fmt.name)
+    if fmt.max >= 2.0**128 or fmt.smallest < 2.0**-149:
+        got = f"{fmt.smallest:g} to {fmt.max:g}"
+        remedy = f"choose the bias: {fmt.name.partition(':')[0]}:bias=N"
+        raise UsageError("values must fit fp32, which decodes them", where=fmt.name, got=got, remedy=remedy)
 
 
 class Formats(Mapping[str, Format]):
