@@ -77,6 +77,8 @@ def near_misses(pattern: Pattern, names: Sequence[str]) -> list[str]:
         return ["re:" + re.escape(text).replace(r"\*", ".*").replace(r"\?", ".") + "$"]
     if text.endswith(".weight") and text.removesuffix(".weight") in names:
         return [text.removesuffix(".weight")]
+    if any(name.startswith(f"{text}.") for name in names):
+        return [f"re:{re.escape(text)}\\."]
     if any(text in name for name in names):
         inside = f"re:.*{re.escape(text)}"
         return [inside, *_closest(text, names)]
