@@ -153,9 +153,6 @@ def run_quantize(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _answer(args, pages.plan_page(settled), settled.to_json())
     quiet = args.quiet or args.json
-    if not quiet:
-        for line in pages.notes(settled):
-            print(line, file=sys.stderr)
     result = run(
         settled, resume=args.resume, progress=lambda total, label: Progress(total, label, quiet=quiet)
     )

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import inf, isfinite, isinf, isnan, nan, nextafter
+from math import inf, isfinite, isinf, isnan, ldexp, nan, nextafter, prod
 from typing import Any
 
 import numpy as np
@@ -71,24 +71,33 @@ class Explained:
 
 
 def parse_value(text: str) -> float:
-    """A number as people write it: 0.3, 2^-10, 1.5*2^-9, 1/3, 0x1.8p3, inf, nan."""
-    plain = text.strip().replace("**", "^").replace("−", "-")
+    """A number as people write it: 0.3, -2^-10, 1.5*2^-9, 1/3, 0x1.8p3, inf, nan.
+
+    Raises UsageError for what is no number, and for a finite one that float64 cannot hold.
+    """
+    plain = text.strip().lower().replace("**", "^").replace("−", "-")
     try:
-        product = 1.0
-        for factor in plain.split("*"):
-            base, _, exponent = factor.partition("^")
-            top, _, bottom = base.partition("/")
-            product *= _float(top) / _float(bottom or "1") if not exponent else _float(base) ** int(exponent)
-        return product
+        factors = [_factor(part) for part in plain.split("*")]
+        value = prod(factors)
     except (ValueError, ZeroDivisionError, OverflowError):
         wanted = "a number such as 0.3, -2^-10, 1.5*2^-9, 1/3, inf or nan"
         raise UsageError("not a number", got=text, wanted=wanted) from None
+    if (isinf(value) and "inf" not in plain) or (value == 0 and re.match(r"[-+.0]*[1-9]", plain)):
+        raise UsageError("beyond float64", got=text, wanted="2^-1074 to 2^1023")
+    return value
 
 
-def _float(text: str) -> float:
-    if text.startswith("-"):
-        return -_float(text[1:])
-    return float.fromhex(text) if text.lower().startswith("0x") else float(text)
+def _factor(text: str) -> float:
+    """``-2^-10``, ``1/3`` or a plain number, the sign outside the power."""
+    if text.startswith(("-", "+")):
+        return -_factor(text[1:]) if text[0] == "-" else _factor(text[1:])
+    base, power, exponent = text.partition("^")
+    if power:
+        return ldexp(1.0, int(exponent)) if base == "2" else float(base) ** int(exponent)
+    top, slash, bottom = text.partition("/")
+    if slash:
+        return float(top) / float(bottom)
+    return float.fromhex(text) if text.startswith("0x") else float(text)
 
 
 def parse_bits(text: str) -> tuple[int, int]:

@@ -134,7 +134,7 @@ def _described(fmt: Format) -> str:
         return f"{fmt.bits} bits: {'a signed' if fmt.signed else 'an unsigned'} integer"
     sign = "1 sign" if fmt.signed else "no sign"
     fields = f"{sign}, {fmt.exponent_bits} exponent, {fmt.mantissa_bits} mantissa"
-    stored = "" if fmt.storable else "; an input of hardware, never a storage format"
+    stored = "" if fmt.storable else "; not a width that is stored"
     return f"{fmt.bits} bits: {fields}; bias {fmt.bias}{stored}"
 
 
