@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toys
+from cross_read import ours_as_the_library_decodes
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.utils.match import match_name
@@ -16,9 +17,6 @@ from safetensors.torch import load_file
 from narrowcast.containers import compressed_tensors as container
 from narrowcast.jobs.planning import Plan
 from narrowcast.jobs.quantize import plan, run
-from narrowcast.kernels.reference.dequantize import dequantize
-from narrowcast.kernels.reference.rows import qtensor
-from narrowcast.store.safetensors import Reader
 
 SOURCES = {
     "tied llama": lambda folder: toys.llama(folder),
@@ -42,23 +40,17 @@ def test_the_library_decodes_to_our_values(tmp_path: Path, source: str, preset: 
 
 def check_decode(out: Path, settled: Plan) -> None:
     config = QuantizationConfig.model_validate(json.loads((out / "config.json").read_text())["quantization_config"])
-    for shard in settled.shards:
-        state = load_file(out / shard.name)
-        with Reader(out / shard.name) as reader:
-            for unit in shard.units:
-                group = next(
-                    g for g in config.config_groups.values() if any(t == "Linear" or match_name(unit.module, t) for t in g.targets)
-                )
-                assert group.weights.num_bits == unit.how.scheme.element.bits
-                compressor = BaseCompressor.get_value_from_registry(group.format)
-                local = {k[len(unit.module) + 1 :]: v for k, v in state.items() if k.startswith(f"{unit.module}.")}
-                theirs = compressor.decompress(local, group)["weight"].float().numpy()
-                n, k = unit.source.shape
-                rows = container.read_rows(reader, unit.module, unit.how, (n, k), 0, n)
-                outer = container.read_outer(reader, unit.module, unit.how)
-                ours = dequantize(qtensor(rows, unit.how.scheme, unit.how.packing, k, outer), as_="compressed-tensors")
-                differ = np.argwhere(theirs.view(np.uint32) != ours.view(np.uint32))
-                assert not len(differ), f"{unit.module} differs at {differ[0]}: {theirs[tuple(differ[0])]} {ours[tuple(differ[0])]}"
+    states = {shard.name: load_file(out / shard.name) for shard in settled.shards}
+    state = {name: value for part in states.values() for name, value in part.items()}
+    scheme_of = {unit.module: unit.how.scheme for unit in settled.units}
+    for module, ours in ours_as_the_library_decodes(out, settled):
+        group = next(g for g in config.config_groups.values() if any(t == "Linear" or match_name(module, t) for t in g.targets))
+        assert group.weights.num_bits == scheme_of[module].element.bits
+        compressor = BaseCompressor.get_value_from_registry(group.format)
+        local = {k[len(module) + 1 :]: v for k, v in state.items() if k.startswith(f"{module}.")}
+        theirs = compressor.decompress(local, group)["weight"].float().numpy()
+        differ = np.argwhere(theirs.view(np.uint32) != ours.view(np.uint32))
+        assert not len(differ), f"{module} differs at {differ[0]}: {theirs[tuple(differ[0])]} {ours[tuple(differ[0])]}"
 
 
 def test_config_is_what_the_library_serialises(tmp_path: Path) -> None:
