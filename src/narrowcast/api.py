@@ -1,0 +1,87 @@
+"""The functions behind ``import narrowcast``: one tensor in memory, or a whole checkpoint on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.errors import UsageError
+from narrowcast.kernels.reference.dequantize import dequantize as _decode
+from narrowcast.kernels.reference.quantize import quantize as _encode
+from narrowcast.numbers.formats import BF16, FP16, FP32, Format
+from narrowcast.runtime.arrays import widened
+from narrowcast.tensors.metrics import ErrorReport
+from narrowcast.tensors.metrics import error_report as _report
+from narrowcast.tensors.qtensor import QTensor
+from narrowcast.tensors.schemes import Scheme, schemes
+
+if TYPE_CHECKING:
+    from narrowcast.jobs.quantize import Result
+
+_DTYPES: dict[str, Format] = {
+    "float32": FP32, "fp32": FP32, "float16": FP16, "fp16": FP16, "bfloat16": BF16, "bf16": BF16,
+}  # fmt: skip
+
+
+def quantize(model: str | Path, out: str | Path, preset: str | None = None, **options: Any) -> Result:
+    """Quantize a checkpoint on disk, check every element of the result, and say what it lost.
+
+        narrowcast.quantize("SmolLM2-135M", "out", preset="FP8_DYNAMIC", ignore=["lm_head"])
+
+    Options are those of the command: ``ignore``, ``targets``, ``recipe``, ``rule``, ``container``,
+    ``strict``, ``nonfinite``, ``workers``, ``resume``. Raises UsageError for what cannot be asked, InputError
+    for a source that is not what it claims to be.
+    """
+    from narrowcast.jobs.quantize import quantize as run
+
+    return run(model, out, preset, **options)
+
+
+def quantize_tensor(x: Any, scheme: str | Scheme) -> QTensor:
+    """``x`` [..., N, K], an array of floats of numpy, ml_dtypes or torch (bf16 included), under a scheme.
+
+    Raises NonFiniteError for NaN and infinity, UsageError for an unknown scheme or what is no float matrix.
+    """
+    values, source = widened(x)
+    return _encode(values, _scheme(scheme), source=source)
+
+
+def dequantize(q: QTensor, dtype: Any = "float32") -> Any:
+    """The exact decode of ``q``, rounded once to ``dtype``.
+
+    ``dtype`` is a torch dtype (the result is a torch tensor on the CPU), or "float32", "float16" or
+    "bfloat16" (numpy; bf16 as uint16 bit patterns, since numpy has no such dtype).
+    """
+    if type(dtype).__module__ == "torch":
+        import torch
+
+        return torch.from_numpy(q.dequantize()).to(dtype)
+    name = dtype.lower() if isinstance(dtype, str) else np.dtype(dtype).name
+    if name not in _DTYPES:
+        wanted = "float32, float16, bfloat16 or a torch dtype"
+        raise UsageError("cannot dequantize to this dtype", got=name, wanted=wanted)
+    values: NDArray[Any] = _decode(q, _DTYPES[name])
+    return values
+
+
+def error_report(x: Any, quantized: QTensor | str | Scheme) -> ErrorReport:
+    """What ``x`` lost under a scheme, or in a QTensor made from it.
+
+    Raises UsageError when the QTensor has another shape.
+    """
+    values, source = widened(x)
+    if not isinstance(quantized, QTensor):
+        quantized = _encode(values, _scheme(quantized), source=source)
+    if quantized.shape != values.shape:
+        wanted = f"shape {list(quantized.shape)}"
+        raise UsageError(
+            "the array is not what was quantized", got=f"shape {list(values.shape)}", wanted=wanted
+        )
+    return _report(values, quantized)
+
+
+def _scheme(scheme: str | Scheme) -> Scheme:
+    return schemes[scheme] if isinstance(scheme, str) else scheme
