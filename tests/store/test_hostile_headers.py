@@ -200,7 +200,7 @@ def test_files_that_cannot_be_opened(tmp_path) -> None:
     with pytest.raises(UsageError, match="not a regular file"):
         read_header(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(InputError, match="cannot be opened"):
+    with pytest.raises(InputError, match="cannot be read"):
         read_header(tmp_path / "loop")
 
 
@@ -234,7 +234,7 @@ def test_random_damage_is_refused_or_read_as_the_package_reads_it(tmp_path, seed
     original = small_file()
     header_end = 8 + int.from_bytes(original[:8], "little")
     accepted = refused = 0
-    for _ in range(1500):
+    for _ in range(700):
         content = bytearray(original)
         for _ in range(generator.choice((1, 1, 1, 2, 4))):
             at = generator.randrange(header_end)
@@ -268,5 +268,5 @@ def test_random_damage_is_refused_or_read_as_the_package_reads_it(tmp_path, seed
             name: (e.dtype.name, e.shape, bytes(content[e.offset : e.offset + e.nbytes]))
             for name, e in entries.items()
         } == theirs
-    assert accepted > 50
-    assert refused > 500
+    assert accepted > 20
+    assert refused > 300

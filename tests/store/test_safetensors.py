@@ -371,15 +371,15 @@ def test_unknown_keys_in_an_entry_are_ignored_as_the_package_does(tmp_path) -> N
     assert read_header(put(tmp_path, content)).entries["w"].shape == (2, 4)
 
 
-def test_a_hundred_thousand_tensors(tmp_path) -> None:
+def test_work_grows_with_the_tensors(tmp_path) -> None:
     """Linear work: ten times the tensors take about ten times the time, not a hundred."""
     import time
 
     seconds = {}
-    for count in (10_000, 100_000):
+    for count in (4_000, 40_000):
         placed = layout([Spec(f"model.layers.{i}.experts.w", DTYPES["BF16"], (1, 1)) for i in range(count)])
         path = put(tmp_path, placed.header + bytes(2 * count))
         began = time.process_time()
         assert len(read_header(path).entries) == count
         seconds[count] = time.process_time() - began
-    assert seconds[100_000] < 40 * seconds[10_000]
+    assert seconds[40_000] < 40 * seconds[4_000]

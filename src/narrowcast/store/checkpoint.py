@@ -15,6 +15,8 @@ code, subfolders.
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from narrowcast.errors import CheckpointError, UsageError
+from narrowcast.errors import CheckpointError, InputError, UsageError
 from narrowcast.store.folder import CONFIG, read_object, some, survey
 from narrowcast.store.safetensors import Entry, Reader
 
@@ -63,10 +65,14 @@ class Checkpoint:
         when the parts do not fit together.
         """
         path = Path(model)
-        if path.is_file():
-            return cls._open_file(path)
-        if path.is_dir():
-            return cls._open_folder(path)
+        try:
+            mode = os.stat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except (OSError, ValueError) as error:
+            raise InputError("the model cannot be opened", where=model, got=str(error)) from error
+        else:
+            return cls._open_folder(path) if stat.S_ISDIR(mode) else cls._open_file(path)
         from narrowcast.store.remote import fetch
 
         return cls._open_folder(fetch(str(model)))
@@ -158,7 +164,7 @@ class Checkpoint:
 
 def _read_config(root: Path) -> tuple[bytes, dict[str, Any]]:
     path = root / CONFIG
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CheckpointError(
             "config.json is missing",
             where=root,
@@ -166,7 +172,7 @@ def _read_config(root: Path) -> tuple[bytes, dict[str, Any]]:
             wanted="the config.json of the model",
             remedy="copy it beside the weights, or give one .safetensors file to look at it alone",
         )
-    return path.read_bytes(), read_object(path)
+    return read_object(path)
 
 
 def _join(readers: dict[Path, Reader]) -> dict[str, Entry]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowcast.errors import CheckpointError
+from narrowcast.errors import CheckpointError, InputError
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -26,7 +26,8 @@ _SECOND_COPY = re.compile(r"(consolidated|adapter_model).*\.safetensors(\.index\
 _FOREIGN = re.compile(
     r"((pytorch_model|model|flax_model|consolidated|adapter_model|diffusion_pytorch_model|openvino_\w*|checkpoint)"
     r".*\.(bin|pt|pth|ckpt|bin\.index\.json|msgpack\.index\.json)"
-    r"|.*\.(gguf|ggml|onnx|onnx_data|h5|msgpack|ot|tflite|nemo|pte))$"
+    r"|.*\.(gguf|ggml|onnx|onnx_data|h5|msgpack|ot|tflite|nemo|pte)"
+    r"|.*\.(safetensors\.tmp|incomplete))$"  # what a killed writer or download left
 )
 _SENTENCE_MODULE = re.compile(
     r"\d+_\w+$"
@@ -53,7 +54,7 @@ def survey(root: Path) -> Folder:
     if not weights:
         raise _no_weights(root, files)
     index_name = _choose_index(root, top)
-    index = read_object(root / index_name) if index_name else None
+    index = read_object(root / index_name)[1] if index_name else None
     first_copy = [name for name in weights if not _SECOND_COPY.match(name)] or weights
     if index is not None and index_name is not None:
         shards = _indexed(root, index_name, index, first_copy)
@@ -66,8 +67,8 @@ def survey(root: Path) -> Folder:
     return Folder(root, tuple(root / name for name in shards), index_name, index, side, foreign)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; CheckpointError when it is none or has a key twice at the same level."""
+def read_object(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """A file's bytes and the JSON object in them; CheckpointError when it is none or has a key twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -77,11 +78,12 @@ def read_object(path: Path) -> dict[str, Any]:
         return found
 
     try:
-        parsed = json.loads(path.read_bytes(), object_pairs_hook=unique)
+        content = path.read_bytes()
+        parsed = json.loads(content, object_pairs_hook=unique)
         if not isinstance(parsed, dict):
             raise ValueError(f"its top level is a {type(parsed).__name__}")
     except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read", where=path, got=error.strerror) from error
+        raise _unreadable(error) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path.name} is not a JSON object",
@@ -89,13 +91,17 @@ def read_object(path: Path) -> dict[str, Any]:
             got=str(error),
             remedy="download or copy the file again",
         ) from None
-    return parsed
+    return content, parsed
 
 
 def _walk(root: Path) -> list[Path]:
     """Every file below root, relative and sorted, symlinks followed, hidden folders left out."""
+
+    def refuse(error: OSError) -> None:  # os.walk would leave the folder out without a word
+        raise _unreadable(error)
+
     files, seen = [], {os.path.realpath(root)}
-    for folder, subfolders, names in os.walk(root, followlinks=True):
+    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=refuse):
         keep = []
         for name in sorted(subfolders):
             real = os.path.realpath(os.path.join(folder, name))
@@ -105,14 +111,18 @@ def _walk(root: Path) -> list[Path]:
         subfolders[:] = keep
         files += [Path(folder, name) for name in names]
     for file in files:
-        if not file.exists():
+        if not os.path.exists(file):
             raise CheckpointError(
                 f"{file.name} is a symlink to nothing",
                 where=file,
                 got=os.readlink(file),
-                remedy="finish the download",
+                remedy="finish the download, or remove the link",
             )
     return sorted(file.relative_to(root) for file in files)
+
+
+def _unreadable(error: OSError) -> InputError:
+    return InputError("a part of the checkpoint cannot be read", where=error.filename, got=error.strerror)
 
 
 def _is_foreign(file: Path) -> bool:

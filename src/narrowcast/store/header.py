@@ -76,13 +76,13 @@ def open_file(path: Path) -> int:
         dangling = " (a symlink to nothing)" if path.is_symlink() else ""
         raise UsageError(f"no such file{dangling}", where=path, wanted="a .safetensors file") from None
     except OSError as error:
-        raise InputError("the file cannot be opened", where=path, got=error.strerror) from error
+        raise unreadable(error, path) from error
 
 
 def header_of(fd: int, path: Path) -> Header:
     """The checked header of an open file."""
     size = os.fstat(fd).st_size
-    head = os.pread(fd, 512, 0)
+    head = _read(fd, 512, 0, path)
     length = _length(head, size, path)
     text = _read_text(fd, length, path)
     if not text.startswith("{"):
@@ -132,8 +132,25 @@ def _length(head: bytes, size: int, path: Path) -> int:
     return length
 
 
+def _read(fd: int, length: int, at: int, path: Path) -> bytes:
+    try:
+        return os.pread(fd, length, at)
+    except OSError as error:
+        raise unreadable(error, path) from error
+
+
+def unreadable(error: OSError, path: Path) -> InputError:
+    """An OSError of a read, told with the file and what to do."""
+    return InputError(
+        "the file cannot be read",
+        where=path,
+        got=error.strerror,
+        remedy="check the disk and the rights of the file",
+    )
+
+
 def _read_text(fd: int, length: int, path: Path) -> str:
-    raw = os.pread(fd, length, 8)
+    raw = _read(fd, length, 8, path)
     if len(raw) != length:
         raise HeaderError("the file shrank while it was read", where=path, got=len(raw), wanted=length)
     try:

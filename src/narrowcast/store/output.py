@@ -32,6 +32,7 @@ from narrowcast.store.writer import Spec, Writer, free_bytes, layout, storage_er
 
 MARGIN = 16 * 2**20  # bytes kept free beyond the forecast, for the filesystem's own tables
 _ONE_FILE = "model.safetensors"
+_TEMPORARY = ".narrowcast-tmp"  # of small files and copies; no file of a model is called that
 
 
 class Output:
@@ -112,7 +113,7 @@ class Output:
     def put(self, name: str | PurePath, content: bytes) -> None:
         """Write a small file; subfolders are made."""
         path = self._place(name)
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = path.with_name(path.name + _TEMPORARY)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(content)
@@ -123,7 +124,7 @@ class Output:
     def copy(self, source: Path, name: str | PurePath) -> None:
         """Copy a file byte for byte, by the filesystem itself where it can; symlinks are followed."""
         path = self._place(name)
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = path.with_name(path.name + _TEMPORARY)
         try:
             reading = open(source, "rb")  # noqa: SIM115 - a failure here is the source's, below it is the disk's
         except OSError as error:
@@ -146,7 +147,7 @@ class Output:
         The index is left out when the only shard is model.safetensors, which loaders find without it. Raises
         UsageError when a shard is unfinished or a tensor is in two of them.
         """
-        unfinished = sorted(path.name for path in self.staging.rglob("*.tmp"))
+        unfinished = sorted(path.name for path in self._unfinished())
         if unfinished:
             raise UsageError("a file is not finished", where=self.staging, got=", ".join(unfinished))
         index = self._index()
@@ -207,8 +208,11 @@ class Output:
                 wanted=_excerpt(job, differing),
                 remedy=f"run that job again with --resume, or remove {self.partial}",
             )
-        for stale in self.staging.rglob("*.tmp"):
+        for stale in self._unfinished():
             stale.unlink()
+
+    def _unfinished(self) -> list[Path]:
+        return [*self.staging.rglob("*.safetensors.tmp"), *self.staging.rglob("*" + _TEMPORARY)]
 
     def _check_space(self, forecast: int) -> None:
         present = sum(path.stat().st_size for path in self.staging.rglob("*") if path.is_file())
@@ -247,7 +251,7 @@ def partial_path(out: Path) -> Path:
 def _check_place(out: Path, source: Path) -> None:
     if not out.name:
         raise UsageError("the output must be a directory that can be created", got=str(out))
-    original, target = source.resolve(), out.resolve()
+    original, target = Path(os.path.realpath(source)), Path(os.path.realpath(out))
     for place in (target, partial_path(target)):
         if place == original:
             raise UsageError("the output is the source itself", where=out, remedy="choose another directory")
@@ -259,15 +263,22 @@ def _check_place(out: Path, source: Path) -> None:
                 got=f"source {source}",
                 remedy="choose another directory",
             )
-    if not out.parent.is_dir():
+    if not os.path.isdir(out.parent):
         raise UsageError(
-            "the parent of the output is no directory", where=out.parent, remedy=f"mkdir -p {out.parent}"
+            "the parent of the output does not exist, is no directory or cannot be entered",
+            where=out.parent,
+            remedy=f"mkdir -p {out.parent}",
         )
 
 
 def _check_absent(out: Path) -> None:
-    if not os.path.lexists(out) or (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
+    if not os.path.lexists(out):
         return
+    try:
+        if os.path.isdir(out) and not os.path.islink(out) and not os.listdir(out):
+            return
+    except OSError:  # not even listable, so not an empty directory to take over
+        pass
     raise UsageError("the output exists already", where=out, remedy="choose another name, or remove it first")
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.errors import HeaderError, UsageError
-from narrowcast.store.header import DOWNLOAD, Entry, Header, header_of, open_file, read_header
+from narrowcast.store.header import DOWNLOAD, Entry, Header, header_of, open_file, read_header, unreadable
 from narrowcast.store.writer import Layout, Spec, Writer, as_bytes, layout
 
 __all__ = ["Entry", "Header", "Layout", "Reader", "Spec", "Writer", "layout", "read_header"]
@@ -100,7 +100,10 @@ class Reader:
             )
         at = entry.offset + start
         while len(view):
-            done = os.preadv(self._fd, [view], at)
+            try:
+                done = os.preadv(self._fd, [view], at)
+            except OSError as error:
+                raise unreadable(error, self.path) from error
             if done == 0:
                 raise HeaderError(
                     f"the file ends inside tensor {name!r}: it shrank after it was opened",
@@ -139,7 +142,10 @@ class Reader:
     def _mapping(self) -> mmap.mmap:
         with self._lock:
             if self._map is None:
-                self._map = mmap.mmap(self._fd, self.header.file_size, access=mmap.ACCESS_READ)
+                try:
+                    self._map = mmap.mmap(self._fd, self.header.file_size, access=mmap.ACCESS_READ)
+                except OSError as error:
+                    raise unreadable(error, self.path) from error
             return self._map
 
 

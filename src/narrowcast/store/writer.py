@@ -120,6 +120,7 @@ class Writer:
         self._widths = {spec.name: spec.dtype.carrier.itemsize for spec in specs}
         self.fallback: str | None = None
         self._written: dict[str, list[tuple[int, int]]] = {name: [] for name in self.layout.offsets}
+        self._pending = 0
         self._lock = threading.Lock()
         if self.path.exists():
             raise UsageError(
@@ -162,7 +163,10 @@ class Writer:
         if len(view):
             with self._lock:
                 self._claim(name, start, start + len(view))
+                self._pending += 1
             self._pwrite(view, offset + start)
+            with self._lock:  # not in a finally: a failed write stays pending, so that finish refuses
+                self._pending -= 1
 
     def finish(self) -> None:
         """Check that every byte was written (UsageError names what is missing), sync, and rename."""
@@ -176,11 +180,14 @@ class Writer:
                     got=f"{done} bytes",
                     wanted=f"{size} bytes",
                 )
+        if self._pending:
+            raise UsageError(
+                "writes failed or are still running", where=self.path, got=f"{self._pending} writes"
+            )
         try:
             os.fsync(self._fd)
-            os.close(self._fd)
-            self._fd = -1
             os.rename(self.temporary, self.path)
+            self._close()
             sync_directory(self.path.parent)
         except OSError as error:
             raise storage_error(error, self.path, self.layout.size) from error
@@ -188,9 +195,12 @@ class Writer:
     def abort(self) -> None:
         """Remove the temporary file, unless ``finish`` has already made it final."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
             self.temporary.unlink(missing_ok=True)
+            self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
     def _create(self) -> int:
         try:
