@@ -1,6 +1,12 @@
-"""Compiled kernels for the CPU: serial loops that release the interpreter lock and vectorise."""
+"""Compiled kernels for the CPU: serial loops that release the interpreter lock and vectorise.
 
-import numba as _numba  # noqa: F401  the backend is chosen only where this import succeeds
+Importing this package compiles nothing and does not import numba, but raises ImportError where numba is absent.
+"""
+
+from importlib.util import find_spec
+
+if find_spec("numba") is None:
+    raise ImportError("numba is not installed")
 
 from narrowcast.kernels.cpu.rows import CPU
 

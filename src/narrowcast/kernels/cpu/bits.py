@@ -1,12 +1,14 @@
-"""The few 32-bit operations that compiled loops are made of.
+"""The few 32-bit and pointer operations that compiled loops are made of.
 
-Numba widens every integer to 64 bits, which halves the lanes; wrapping each result in ``u32`` lets LLVM narrow
-the whole chain again. ``widen``, ``magnitude`` and ``ordered`` are typed by the carrier: bf16 as uint16, float32
-as uint32.
+Kernels take plain pointers: indexing one is a load or a store and nothing else, which is what lets LLVM vectorise.
+Numba widens every integer to 64 bits, which would halve the lanes; wrapping each result in ``u32`` lets LLVM
+narrow the whole chain again. ``widen``, ``magnitude`` and ``larger`` take their width from the carrier: bf16
+as uint16, float32 as uint32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,78 +19,58 @@ from numba.extending import intrinsic
 u8, u16, u32, i32, i64 = np.uint8, np.uint16, np.uint32, np.int32, np.int64
 f32, f64 = np.float32, np.float64
 
-# nogil and the numpy error model (no division checks) for everything; fast-math for nothing.
-inlined = njit(nogil=True, error_model="numpy")
+# The numpy error model leaves divisions unchecked. Fast-math stays off: every rounding is the reference's.
+inlined = njit(error_model="numpy", forceinline=True)
+
+
+def _unary(result: Any, emit: Callable[[Any, Any, Any], Any]) -> Any:
+    """An intrinsic of one argument: ``result`` is a type or a function of the argument's type."""
+
+    def typed(context: Any, x: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return emit(builder, args[0], x)
+
+        return (result(x) if callable(result) and not isinstance(result, types.Type) else result)(x), generate
+
+    return intrinsic(typed)
+
+
+def _widened(builder: Any, value: Any, kind: Any) -> Any:
+    bits = builder.zext(value, ir.IntType(32))
+    if kind.bitwidth == 16:
+        bits = builder.shl(bits, ir.Constant(ir.IntType(32), 16))
+    return builder.bitcast(bits, ir.FloatType())
+
+
+def _without_sign(builder: Any, value: Any, kind: Any) -> Any:
+    return builder.and_(value, ir.Constant(value.type, (1 << (kind.bitwidth - 1)) - 1))
+
+
+as_bits = _unary(types.uint32, lambda builder, x, _: builder.bitcast(x, ir.IntType(32)))
+as_float = _unary(types.float32, lambda builder, x, _: builder.bitcast(x, ir.FloatType()))
+widen = _unary(types.float32, _widened)  # the float32 value of a stored element
+magnitude = _unary(lambda kind: kind, _without_sign)  # in the carrier's width; orders like an unsigned integer
+
+
+def _larger(compare: str) -> Any:
+    def typed(context: Any, a: Any, b: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return builder.select(getattr(builder, compare)(">", *args), *args)
+
+        return a(a, a), generate
+
+    return intrinsic(typed)
+
+
+larger = _larger("icmp_unsigned")
+larger_signed = _larger("icmp_signed")  # carriers read as signed: the largest positive float, if there is one
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def as_bits(context: Any, x: Any) -> Any:
-    """The bit pattern of a float32."""
+def at(context: Any, pointer: Any, index: Any) -> Any:
+    """The pointer ``index`` elements further on."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
+        return builder.gep(args[0], [args[1]], inbounds=True)
 
-    return types.uint32(types.float32), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def as_float(context: Any, bits: Any) -> Any:
-    """The float32 of a bit pattern."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def as_bits64(context: Any, x: Any) -> Any:
-    """The bit pattern of a float64."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(64))
-
-    return types.uint64(types.float64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def widen(context: Any, stored: Any) -> Any:
-    """The float32 value of a stored element: a bf16 is the upper half of a float32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        bits = builder.zext(args[0], ir.IntType(32))
-        if stored.bitwidth == 16:
-            bits = builder.shl(bits, ir.Constant(ir.IntType(32), 16))
-        return builder.bitcast(bits, ir.FloatType())
-
-    return types.float32(stored), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def magnitude(context: Any, stored: Any) -> Any:
-    """The stored element without its sign, in the carrier's own width; magnitudes order like unsigned integers."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.and_(args[0], ir.Constant(args[0].type, (1 << (stored.bitwidth - 1)) - 1))
-
-    return stored(stored), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def larger(context: Any, a: Any, b: Any) -> Any:
-    """The larger of two unsigned carriers."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.select(builder.icmp_unsigned(">", args[0], args[1]), args[0], args[1])
-
-    return a(a, a), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def larger_signed(context: Any, a: Any, b: Any) -> Any:
-    """The larger of two carriers read as signed integers: the largest positive float, if there is one."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.select(builder.icmp_signed(">", args[0], args[1]), args[0], args[1])
-
-    return a(a, a), generate
+    return pointer(pointer, types.int64), generate

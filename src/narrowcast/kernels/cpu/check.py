@@ -1,7 +1,7 @@
 """The self-check kernel: a chunk against its quantization, counted exactly as ``tensors.metrics`` counts.
 
-The definition compares in float64. Here float32 decides first, with a test that can only err towards doubt, and
-a stretch of a row with one doubtful element is decided again in float64 by the definition's own formula.
+The definition compares in float64. Here float32 decides first, by a test that can only err towards doubt, and a
+stretch of a row with one doubtful element is decided again in float64 by the definition's own formula.
 
 *Within the bound.* With B = half step · s (exact: a power of two times a float32) the definition asks whether
 |x - x̂| ≤ B + 2^-22·|x|. If d = fl(|x - x̂|) ≤ fl(B + fl(3/4 · 2^-23 · |x|)) then, three roundings later,
@@ -18,32 +18,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from narrowcast.kernels.cpu.bits import as_float, f32, f64, inlined, u32, widen
-from narrowcast.kernels.cpu.decode import decode, load_tiles, unpack_row
-from narrowcast.kernels.cpu.encode import UNIT
-from narrowcast.kernels.cpu.parameters import BIAS, FLOAT_ELEMENT, HALF_TOP, HIGH, KIND, LOW, MANTISSA, SIGN
+from narrowcast.kernels.cpu.bits import as_float, at, f32, f64, inlined, u32, widen
+from narrowcast.kernels.cpu.decode import decode, load_tiles, unpack
+from narrowcast.kernels.cpu.parameters import (
+    BIAS, FLOAT_ELEMENT, HALF_TOP, HIGH, KIND, LANES, LOW, MANTISSA, SIGN, UNIT,
+)  # fmt: skip
 
-LANES = 512  # columns per pass, and float64 accumulators of each energy
-UNDERFLOWED, DOUBTFUL = 1 << 10, 1 << 20  # fields of one count, each below LANES + 1; clipped is the lowest
+UNDERFLOWED, DOUBTFUL = 1 << 10, 1 << 20  # fields of one count, each at most LANES; clipped is the lowest
 SLACK = 2.0**-22
 
 
 @inlined
-def reaches(codes: Any, first: int, count: int, element: Any, divisors: Any, reach: Any) -> None:
-    """reach[j] = half the step at codes[j], times the divisor."""
+def reaches(codes: Any, count: int, element: Any, divisors: Any, reach: Any) -> None:
+    """reach[j] = half the step at codes[j], times the divisor; runs to the end of the last unit."""
     units = (count + UNIT - 1) // UNIT
     if element[KIND] == FLOAT_ELEMENT:
         m, mask = u32(element[MANTISSA] & u32(31)), u32(u32(u32(1) << u32(element[SIGN] & u32(31))) - u32(1))
         bias = u32(u32(element[BIAS] - m) - u32(1))
         for u in range(units):
-            divisor = divisors[first // UNIT + u]
+            divisor = divisors[u]
             for j in range(UNIT):
                 exponent = max(u32(u32(u32(codes[u * UNIT + j]) & mask) >> m), u32(1))
                 reach[u * UNIT + j] = f32(as_float(u32(u32(exponent + bias) << u32(23))) * divisor)
     else:
         half = as_float(element[HALF_TOP])
         for u in range(units):
-            distance = f32(half * divisors[first // UNIT + u])
+            distance = f32(half * divisors[u])
             for j in range(UNIT):
                 reach[u * UNIT + j] = distance
 
@@ -56,39 +56,33 @@ def flag(x: float, decoded: float, reach: float, high: float, low: float, doubt:
     over = size > limit
     near = size <= f32(limit * f32(1 + 2.0**-20))
     within = abs(f32(x - decoded)) <= f32(reach + f32(size * f32(0.75 * 2.0**-23)))
-    lost = decoded == f32(0)
     inside = u32(0) if within else u32(DOUBTFUL)
-    inside = (u32(UNDERFLOWED) if x != f32(0) else u32(0)) if lost else inside
+    lost = u32(UNDERFLOWED) if x != f32(0) else u32(0)
+    inside = lost if decoded == f32(0) else inside
     outside = u32(DOUBTFUL) if near else u32(1)
     return u32((outside if over else inside) | doubt)
 
 
 @inlined
 def fast_counts(
-    stored: Any,
-    first: int,
-    count: int,
-    decoded: Any,
-    reach: Any,
-    element: Any,
-    divisors: Any,
-    offsets: Any,
-    flags: Any,
+    x: Any, count: int, decoded: Any, reach: Any, element: Any, divisors: Any, offsets: Any, flags: Any
 ) -> int:
     """The sum of the fields of every element."""
     top, bottom, half = as_float(element[HIGH]), as_float(element[LOW]), as_float(element[HALF_TOP])
+    units = count // UNIT
     for u in range((count + UNIT - 1) // UNIT):
-        divisor, zero = divisors[first // UNIT + u], offsets[first // UNIT + u]
+        divisor, zero = divisors[u], offsets[u]
         high = f32(f32(f32(top - zero) + half) * divisor)
         low = f32(f32(f32(zero - bottom) + half) * divisor)
         sure = divisor >= f32(2.0**-100) and divisor <= f32(2.0**100)
         doubt = u32(0) if sure else u32(DOUBTFUL)
-        if (u + 1) * UNIT <= count:
-            for j in range(u * UNIT, u * UNIT + UNIT):
-                flags[j] = flag(widen(stored[first + j]), decoded[j], reach[j], high, low, doubt)
+        if u < units:
+            for j in range(UNIT):
+                i = u * UNIT + j
+                flags[i] = flag(widen(x[i]), decoded[i], reach[i], high, low, doubt)
         else:
-            for j in range(u * UNIT, count):
-                flags[j] = flag(widen(stored[first + j]), decoded[j], reach[j], high, low, doubt)
+            for i in range(u * UNIT, count):
+                flags[i] = flag(widen(x[i]), decoded[i], reach[i], high, low, doubt)
     total = u32(0)
     for j in range(count):
         total = u32(total + flags[j])
@@ -97,61 +91,73 @@ def fast_counts(
 
 @inlined
 def exact_counts(
-    stored: Any, first: int, count: int, codes: Any, decoded: Any, element: Any, half: Any, divisors: Any, offsets: Any,
-    counts: Any,
-) -> None:  # fmt: skip
+    x: Any, count: int, codes: Any, decoded: Any, element: Any, half: Any, divisors: Any, offsets: Any, counts: Any
+) -> None:
     """The definition, in float64: adds to counts = clipped, underflowed, beyond."""
     top, bottom = f64(as_float(element[HIGH])), f64(as_float(element[LOW]))
     half_top = f64(as_float(element[HALF_TOP]))
     for j in range(count):
-        s, zero = f64(divisors[(first + j) // UNIT]), f64(offsets[(first + j) // UNIT])
-        x, value = f64(widen(stored[first + j])), f64(decoded[j])
-        slack = f64(SLACK) * abs(x)
-        clipped = x > (top - zero + half_top) * s + slack or x < (bottom - zero - half_top) * s - slack
+        s, zero = f64(divisors[j // UNIT]), f64(offsets[j // UNIT])
+        wide, value = f64(widen(x[j])), f64(decoded[j])
+        slack = f64(SLACK) * abs(wide)
+        clipped = wide > (top - zero + half_top) * s + slack or wide < (bottom - zero - half_top) * s - slack
         bound = f64(half[codes[j]]) * s + slack
         bound += f64(SLACK) * abs(zero) * s
         if clipped:
             counts[0] += 1
-        elif value == 0.0 and x != 0.0:
+        elif value == 0.0 and wide != 0.0:
             counts[1] += 1
-        elif abs(x - value) > bound:
+        elif abs(wide - value) > bound:
             counts[2] += 1
 
 
 @inlined
-def add_energies(stored: Any, first: int, count: int, decoded: Any, signal: Any, noise: Any) -> None:
+def add_energies(x: Any, count: int, decoded: Any, signal: Any, noise: Any) -> None:
     """Add x² and (x - x̂)² to the lanes."""
     for j in range(count):
-        x = f64(widen(stored[first + j]))
-        difference = x - f64(decoded[j])
-        signal[j] += x * x
+        wide = f64(widen(x[j]))
+        difference = wide - f64(decoded[j])
+        signal[j] += wide * wide
         noise[j] += difference * difference
 
 
 @inlined
-def check_kernel(
-    stored: Any, packed: Any, tile_rows: int, cols: int, element: Any, half: Any, kind: int, outer: float,
-    asymmetric: bool, bits: int, flip: int, codes: Any, zeros: Any, counts: Any, energies: Any,
+def check_stretch(
+    x: Any, packed: Any, count: int, element: Any, half: Any, bits: int, flip: int, counts: Any,
     divisors: Any, offsets: Any, decoded: Any, reach: Any, flags: Any, buffer: Any, signal: Any, noise: Any,
 ) -> None:  # fmt: skip
-    """Fill counts (clipped, underflowed, beyond) and energies (signal, noise) of stored [n, k]; then scratch."""
-    n, k = stored.shape
-    for r in range(codes.shape[0]):
-        load_tiles(codes[r], zeros[r], kind, outer, cols, asymmetric, divisors, offsets)
-        for i in range(r * tile_rows, min(n, (r + 1) * tile_rows)):
-            row = stored[i]
-            for first in range(0, k, LANES):
-                count = min(LANES, k - first)
-                unpack_row(packed[i], first, count, bits, flip, buffer)
-                decode(buffer, first, count, element, divisors, offsets, decoded)
-                reaches(buffer, first, count, element, divisors, reach)
-                total = fast_counts(row, first, count, decoded, reach, element, divisors, offsets, flags)
-                if total >= u32(DOUBTFUL):
-                    exact_counts(row, first, count, buffer, decoded, element, half, divisors, offsets, counts)
-                else:
-                    counts[0] += total % UNDERFLOWED
-                    counts[1] += total // UNDERFLOWED
-                add_energies(row, first, count, decoded, signal, noise)
-    for j in range(LANES):
-        energies[0] += signal[j]
-        energies[1] += noise[j]
+    """Counts and energies of at most LANES columns of a row."""
+    unpack(packed, count, bits, flip, buffer)
+    decode(buffer, count, element, divisors, offsets, decoded)
+    reaches(buffer, count, element, divisors, reach)
+    total = fast_counts(x, count, decoded, reach, element, divisors, offsets, flags)
+    if total >= u32(DOUBTFUL):
+        exact_counts(x, count, buffer, decoded, element, half, divisors, offsets, counts)
+    else:
+        counts[0] += total % UNDERFLOWED
+        counts[1] += total // UNDERFLOWED
+    add_energies(x, count, decoded, signal, noise)
+
+
+def check_kernel(
+    x: Any, n: int, k: int, packed: Any, row_bytes: int, tile_rows: int, cols: int, tiles: int, element: Any, half: Any,
+    kind: int, outer: float, asymmetric: int, bits: int, flip: int, codes: Any, zeros: Any, counts: Any, energies: Any,
+    divisors: Any, offsets: Any, decoded: Any, reach: Any, flags: Any, buffer: Any, signal: Any, noise: Any,
+) -> None:  # fmt: skip
+    """Add to counts (clipped, underflowed, beyond) and energies (signal, noise) of x [n, k]; then scratch, of which
+    ``offsets``, ``signal`` and ``noise`` begin as zeros."""
+    for i in range(n):
+        if i % tile_rows == 0:
+            r = i // tile_rows
+            load_tiles(
+                at(codes, r * tiles), at(zeros, r * tiles), tiles, kind, outer, cols, k, asymmetric, divisors, offsets
+            )  # fmt: skip
+        for j in range(0, k, LANES):
+            check_stretch(
+                at(x, i * k + j), at(packed, i * row_bytes + j * bits // 8), min(LANES, k - j), element, half, bits,
+                flip, counts, at(divisors, j // UNIT), at(offsets, j // UNIT), decoded, reach, flags, buffer, signal,
+                noise,
+            )  # fmt: skip
+    for lane in range(LANES):
+        energies[0] += signal[lane]
+        energies[1] += noise[lane]

@@ -21,6 +21,10 @@ from narrowcast.tensors.schemes import Scheme
 
 U32 = NDArray[np.uint32]
 
+UNIT = 16  # tiles are whole multiples of this many columns; one AVX-512 register of float32
+STRETCH = 2048  # columns per pass: 8 KiB of float32
+LANES = 512  # columns per pass of the check, and float64 accumulators of each energy
+
 # Rows of element parameters. Floats use the first block, integers the second.
 FLOAT_ELEMENT, INT_ELEMENT = 0, 1
 KIND, MASK, HIGH, LOW, HALF_TOP = 0, 1, 2, 3, 4  # kind; codes; the limits and half the widest step as float32
