@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
+
+from narrowcast.kernels.cpu.parameters import UNIT
 
 u8, u16, u32, i32, i64 = np.uint8, np.uint16, np.uint32, np.int32, np.int64
 f32, f64 = np.float32, np.float64
@@ -64,6 +67,22 @@ def _larger(compare: str) -> Any:
 
 larger = _larger("icmp_unsigned")
 larger_signed = _larger("icmp_signed")  # carriers read as signed: the largest positive float, if there is one
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def unit_peak(context: Any, pointer: Any) -> Any:
+    """The largest magnitude of one unit of 16 stored elements, in the carrier."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        element = ir.IntType(pointer.dtype.bitwidth)
+        vector = ir.VectorType(element, UNIT)
+        unit = builder.load(builder.bitcast(args[0], vector.as_pointer()), align=pointer.dtype.bitwidth // 8)
+        mask = ir.Constant(vector, [(1 << (pointer.dtype.bitwidth - 1)) - 1] * UNIT)
+        name = f"llvm.vector.reduce.umax.v{UNIT}i{pointer.dtype.bitwidth}"
+        reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(element, [vector]), name)
+        return builder.call(reduce, [builder.and_(unit, mask)])
+
+    return pointer.dtype(pointer), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

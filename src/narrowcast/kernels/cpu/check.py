@@ -23,6 +23,7 @@ from narrowcast.kernels.cpu.decode import decode, load_tiles, unpack
 from narrowcast.kernels.cpu.parameters import (
     BIAS, FLOAT_ELEMENT, HALF_TOP, HIGH, KIND, LANES, LOW, MANTISSA, SIGN, UNIT,
 )  # fmt: skip
+from narrowcast.kernels.cpu.scales import widen_units
 
 UNDERFLOWED, DOUBTFUL = 1 << 10, 1 << 20  # fields of one count, each at most LANES; clipped is the lowest
 SLACK = 2.0**-22
@@ -30,22 +31,17 @@ SLACK = 2.0**-22
 
 @inlined
 def reaches(codes: Any, count: int, element: Any, divisors: Any, reach: Any) -> None:
-    """reach[j] = half the step at codes[j], times the divisor; runs to the end of the last unit."""
-    units = (count + UNIT - 1) // UNIT
+    """reach[j] = half the step at codes[j], times the divisor."""
     if element[KIND] == FLOAT_ELEMENT:
         m, mask = u32(element[MANTISSA] & u32(31)), u32(u32(u32(1) << u32(element[SIGN] & u32(31))) - u32(1))
         bias = u32(u32(element[BIAS] - m) - u32(1))
-        for u in range(units):
-            divisor = divisors[u]
-            for j in range(UNIT):
-                exponent = max(u32(u32(u32(codes[u * UNIT + j]) & mask) >> m), u32(1))
-                reach[u * UNIT + j] = f32(as_float(u32(u32(exponent + bias) << u32(23))) * divisor)
+        for j in range(count):
+            exponent = max(u32(u32(u32(codes[j]) & mask) >> m), u32(1))
+            reach[j] = f32(as_float(u32(u32(exponent + bias) << u32(23))) * divisors[j])
     else:
         half = as_float(element[HALF_TOP])
-        for u in range(units):
-            distance = f32(half * divisors[u])
-            for j in range(UNIT):
-                reach[u * UNIT + j] = distance
+        for j in range(count):
+            reach[j] = f32(half * divisors[j])
 
 
 @inlined
@@ -64,40 +60,29 @@ def flag(x: float, decoded: float, reach: float, high: float, low: float, doubt:
 
 
 @inlined
-def fast_counts(
-    x: Any, count: int, decoded: Any, reach: Any, element: Any, divisors: Any, offsets: Any, flags: Any
-) -> int:
+def fast_counts(x: Any, count: int, decoded: Any, reach: Any, element: Any, divisors: Any, zeros: Any) -> int:
     """The sum of the fields of every element."""
     top, bottom, half = as_float(element[HIGH]), as_float(element[LOW]), as_float(element[HALF_TOP])
-    units = count // UNIT
-    for u in range((count + UNIT - 1) // UNIT):
-        divisor, zero = divisors[u], offsets[u]
+    total = u32(0)
+    for j in range(count):
+        divisor, zero = divisors[j], zeros[j]
         high = f32(f32(f32(top - zero) + half) * divisor)
         low = f32(f32(f32(zero - bottom) + half) * divisor)
         sure = divisor >= f32(2.0**-100) and divisor <= f32(2.0**100)
         doubt = u32(0) if sure else u32(DOUBTFUL)
-        if u < units:
-            for j in range(UNIT):
-                i = u * UNIT + j
-                flags[i] = flag(widen(x[i]), decoded[i], reach[i], high, low, doubt)
-        else:
-            for i in range(u * UNIT, count):
-                flags[i] = flag(widen(x[i]), decoded[i], reach[i], high, low, doubt)
-    total = u32(0)
-    for j in range(count):
-        total = u32(total + flags[j])
+        total = u32(total + flag(widen(x[j]), decoded[j], reach[j], high, low, doubt))
     return total
 
 
 @inlined
 def exact_counts(
-    x: Any, count: int, codes: Any, decoded: Any, element: Any, half: Any, divisors: Any, offsets: Any, counts: Any
+    x: Any, count: int, codes: Any, decoded: Any, element: Any, half: Any, divisors: Any, zeros: Any, counts: Any
 ) -> None:
     """The definition, in float64: adds to counts = clipped, underflowed, beyond."""
     top, bottom = f64(as_float(element[HIGH])), f64(as_float(element[LOW]))
     half_top = f64(as_float(element[HALF_TOP]))
     for j in range(count):
-        s, zero = f64(divisors[j // UNIT]), f64(offsets[j // UNIT])
+        s, zero = f64(divisors[j]), f64(zeros[j])
         wide, value = f64(widen(x[j])), f64(decoded[j])
         slack = f64(SLACK) * abs(wide)
         clipped = wide > (top - zero + half_top) * s + slack or wide < (bottom - zero - half_top) * s - slack
@@ -124,15 +109,15 @@ def add_energies(x: Any, count: int, decoded: Any, signal: Any, noise: Any) -> N
 @inlined
 def check_stretch(
     x: Any, packed: Any, count: int, element: Any, half: Any, bits: int, flip: int, counts: Any,
-    divisors: Any, offsets: Any, decoded: Any, reach: Any, flags: Any, buffer: Any, signal: Any, noise: Any,
+    divisors: Any, zeros: Any, decoded: Any, reach: Any, buffer: Any, signal: Any, noise: Any,
 ) -> None:  # fmt: skip
     """Counts and energies of at most LANES columns of a row."""
     unpack(packed, count, bits, flip, buffer)
-    decode(buffer, count, element, divisors, offsets, decoded)
+    decode(buffer, count, element, divisors, zeros, decoded)
     reaches(buffer, count, element, divisors, reach)
-    total = fast_counts(x, count, decoded, reach, element, divisors, offsets, flags)
+    total = fast_counts(x, count, decoded, reach, element, divisors, zeros)
     if total >= u32(DOUBTFUL):
-        exact_counts(x, count, buffer, decoded, element, half, divisors, offsets, counts)
+        exact_counts(x, count, buffer, decoded, element, half, divisors, zeros, counts)
     else:
         counts[0] += total % UNDERFLOWED
         counts[1] += total // UNDERFLOWED
@@ -142,10 +127,11 @@ def check_stretch(
 def check_kernel(
     x: Any, n: int, k: int, packed: Any, row_bytes: int, tile_rows: int, cols: int, tiles: int, element: Any, half: Any,
     kind: int, outer: float, asymmetric: int, bits: int, flip: int, codes: Any, zeros: Any, counts: Any, energies: Any,
-    divisors: Any, offsets: Any, decoded: Any, reach: Any, flags: Any, buffer: Any, signal: Any, noise: Any,
+    divisors: Any, offsets: Any, spread: Any, zeros_spread: Any, decoded: Any, reach: Any, buffer: Any, signal: Any,
+    noise: Any,
 ) -> None:  # fmt: skip
     """Add to counts (clipped, underflowed, beyond) and energies (signal, noise) of x [n, k]; then scratch, of which
-    ``offsets``, ``signal`` and ``noise`` begin as zeros."""
+    ``zeros_spread``, ``signal`` and ``noise`` begin as zeros."""
     for i in range(n):
         if i % tile_rows == 0:
             r = i // tile_rows
@@ -153,10 +139,13 @@ def check_kernel(
                 at(codes, r * tiles), at(zeros, r * tiles), tiles, kind, outer, cols, k, asymmetric, divisors, offsets
             )  # fmt: skip
         for j in range(0, k, LANES):
+            count = min(LANES, k - j)
+            widen_units(at(divisors, j // UNIT), count, spread)
+            if asymmetric:
+                widen_units(at(offsets, j // UNIT), count, zeros_spread)
             check_stretch(
-                at(x, i * k + j), at(packed, i * row_bytes + j * bits // 8), min(LANES, k - j), element, half, bits,
-                flip, counts, at(divisors, j // UNIT), at(offsets, j // UNIT), decoded, reach, flags, buffer, signal,
-                noise,
+                at(x, i * k + j), at(packed, i * row_bytes + j * bits // 8), count, element, half, bits, flip, counts,
+                spread, zeros_spread, decoded, reach, buffer, signal, noise,
             )  # fmt: skip
     for lane in range(LANES):
         energies[0] += signal[lane]

@@ -8,7 +8,7 @@ from narrowcast.kernels.cpu.bits import as_bits, as_float, at, f32, i32, inlined
 from narrowcast.kernels.cpu.parameters import (
     BIAS, FLOAT_ELEMENT, INF, KIND, MANTISSA, MASK, OFFSET, SIGN, STEP, STRETCH, TOP, UNIT,
 )  # fmt: skip
-from narrowcast.kernels.cpu.scales import bf16_code, small_float, spread_divisors, spread_zeros
+from narrowcast.kernels.cpu.scales import bf16_code, small_float, spread_divisors, spread_zeros, widen_units
 
 
 @inlined
@@ -44,25 +44,19 @@ def unpack_four(packed: Any, flipped: int, codes: Any) -> None:
 
 
 @inlined
-def decode(codes: Any, count: int, element: Any, divisors: Any, offsets: Any, y: Any) -> None:
-    """y[j] = (value of codes[j] - zero) · divisor; runs to the end of the last unit of 16 columns."""
-    units = (count + UNIT - 1) // UNIT
+def decode(codes: Any, count: int, element: Any, divisors: Any, zeros: Any, y: Any) -> None:
+    """y[j] = (value of codes[j] - zeros[j]) · divisors[j]."""
     if element[KIND] == FLOAT_ELEMENT:
         m, bias, sign = u32(element[MANTISSA] & u32(31)), element[BIAS], u32(element[SIGN] & u32(31))
         top, inf = element[TOP], element[INF]
-        for u in range(units):
-            divisor = divisors[u]
-            for j in range(UNIT):
-                value = small_float(u32(codes[u * UNIT + j]), m, bias, sign, top, inf)
-                y[u * UNIT + j] = f32(value * divisor)
+        for j in range(count):
+            y[j] = f32(small_float(u32(codes[j]), m, bias, sign, top, inf) * divisors[j])
     else:
         sign, step, mask = element[OFFSET], as_float(element[STEP]), element[MASK]
-        for u in range(units):
-            divisor, zero = divisors[u], offsets[u]
-            for j in range(UNIT):
-                code = u32(u32(codes[u * UNIT + j]) & mask)
-                value = f32(f32(i32(i32(u32(code ^ sign)) - i32(sign))) * step)
-                y[u * UNIT + j] = f32(f32(value - zero) * divisor)
+        for j in range(count):
+            code = u32(u32(codes[j]) & mask)
+            value = f32(f32(i32(i32(u32(code ^ sign)) - i32(sign))) * step)
+            y[j] = f32(f32(value - zeros[j]) * divisors[j])
 
 
 @inlined
@@ -85,14 +79,21 @@ def narrow(y: Any, count: int, out: Any) -> None:
         out[j] = u16(u32(u32(bits >> u32(16)) | u32(0x40)) if nan else bf16_code(y[j]))
 
 
+@inlined
+def copy(y: Any, count: int, out: Any) -> None:
+    """out[j] = y[j]."""
+    for j in range(count):
+        out[j] = y[j]
+
+
 def dequantize_kernel(
     packed: Any, row_bytes: int, n: int, k: int, tile_rows: int, cols: int, tiles: int, element: Any, kind: int,
     outer: float, asymmetric: int, bits: int, flip: int, codes: Any, zeros: Any, wide: int, out32: Any, out16: Any,
-    divisors: Any, offsets: Any, y: Any, buffer: Any,
+    divisors: Any, offsets: Any, spread: Any, zeros_spread: Any, y: Any, buffer: Any,
 ) -> None:  # fmt: skip
     """Decode into out32 [n, k] when ``wide``, else into the bf16 patterns out16 [n, k].
 
-    ``offsets`` holds zeros where there are no zero points. The last row of arguments is scratch.
+    ``zeros_spread`` begins as zeros. The last row of arguments is scratch.
     """
     for i in range(n):
         if i % tile_rows == 0:
@@ -103,10 +104,11 @@ def dequantize_kernel(
         for j in range(0, k, STRETCH):
             count = min(STRETCH, k - j)
             unpack(at(packed, i * row_bytes + j * bits // 8), count, bits, flip, buffer)
-            decode(buffer, count, element, at(divisors, j // UNIT), at(offsets, j // UNIT), y)
+            widen_units(at(divisors, j // UNIT), count, spread)
+            if asymmetric:
+                widen_units(at(offsets, j // UNIT), count, zeros_spread)
+            decode(buffer, count, element, spread, zeros_spread, y)
             if wide:
-                row = at(out32, i * k + j)
-                for l in range(count):
-                    row[l] = y[l]
+                copy(y, count, at(out32, i * k + j))
             else:
                 narrow(y, count, at(out16, i * k + j))

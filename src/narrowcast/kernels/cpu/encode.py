@@ -14,7 +14,7 @@ from typing import Any
 
 from narrowcast.kernels.cpu.bits import as_bits, as_float, at, f32, inlined, u8, u32, widen
 from narrowcast.kernels.cpu.parameters import (
-    DROP, FLOAT_ELEMENT, GAIN, HIGH, KIND, LOW, MAGIC, MASK, NORMAL, REBIAS, SIGN, TOP, UNIT,
+    DROP, FLOAT_ELEMENT, GAIN, HIGH, KIND, LOW, MAGIC, MASK, NORMAL, REBIAS, SIGN, TOP,
 )  # fmt: skip
 
 ROUNDER = 1.5 * 2.0**23  # float32 has an ulp of 1 here
@@ -22,23 +22,16 @@ ROUNDER = 1.5 * 2.0**23  # float32 has an ulp of 1 here
 
 @inlined
 def divide(x: Any, count: int, divisors: Any, y: Any) -> None:
-    """y[j] = x[j] / the divisor of its unit of 16 columns."""
-    units = count // UNIT
-    for u in range(units):
-        divisor = divisors[u]
-        for j in range(UNIT):
-            y[u * UNIT + j] = f32(widen(x[u * UNIT + j]) / divisor)
-    for j in range(units * UNIT, count):
-        y[j] = f32(widen(x[j]) / divisors[units])
+    """y[j] = x[j] / divisors[j]."""
+    for j in range(count):
+        y[j] = f32(widen(x[j]) / divisors[j])
 
 
 @inlined
 def add_zeros(y: Any, count: int, zeros: Any) -> None:
-    """Add the zero point of each unit; the last unit may reach beyond ``count``."""
-    for u in range((count + UNIT - 1) // UNIT):
-        zero = zeros[u]
-        for j in range(UNIT):
-            y[u * UNIT + j] = f32(y[u * UNIT + j] + zero)
+    """y[j] += zeros[j]."""
+    for j in range(count):
+        y[j] = f32(y[j] + zeros[j])
 
 
 @inlined

@@ -8,7 +8,7 @@ from narrowcast.kernels.cpu.bits import at, f32, inlined, widen
 from narrowcast.kernels.cpu.encode import add_zeros, divide, encode, pack
 from narrowcast.kernels.cpu.parameters import KIND, STRETCH, UNIT
 from narrowcast.kernels.cpu.scales import (
-    row_peak, spread_divisors, spread_zeros, store_scales, tile_extremes, tile_peaks, zero_points,
+    row_peak, spread_divisors, spread_zeros, store_scales, tile_extremes, tile_peaks, widen_units, zero_points,
 )  # fmt: skip
 
 
@@ -48,15 +48,17 @@ def make_scales(
 @inlined
 def quantize_rows(
     x: Any, n: int, k: int, element: Any, divisors: Any, offsets: Any, asymmetric: int, bits: int, flip: int,
-    packed: Any, row_bytes: int, y: Any, buffer: Any,
+    packed: Any, row_bytes: int, y: Any, spread: Any, buffer: Any,
 ) -> None:  # fmt: skip
     """Packed codes of n rows under the same divisors."""
     for i in range(n):
         for j in range(0, k, STRETCH):
             count = min(STRETCH, k - j)
-            divide(at(x, i * k + j), count, at(divisors, j // UNIT), y)
+            widen_units(at(divisors, j // UNIT), count, spread)
+            divide(at(x, i * k + j), count, spread, y)
             if asymmetric:
-                add_zeros(y, count, at(offsets, j // UNIT))
+                widen_units(at(offsets, j // UNIT), count, spread)
+                add_zeros(y, count, spread)
             if bits == 8:
                 encode(y, count, element, flip, at(packed, i * row_bytes + j))
             else:
@@ -67,7 +69,7 @@ def quantize_rows(
 def quantize_kernel(
     x: Any, n: int, k: int, tile_rows: int, cols: int, tiles: int, element: Any, scale: Any, outer: float, given: int,
     asymmetric: int, bits: int, flip: int, packed: Any, row_bytes: int, codes: Any, zeros: Any,
-    peaks: Any, lows: Any, high: Any, low: Any, extent: Any, divisors: Any, offsets: Any, y: Any, buffer: Any,
+    peaks: Any, lows: Any, high: Any, low: Any, extent: Any, divisors: Any, offsets: Any, y: Any, spread: Any, buffer: Any,
 ) -> None:  # fmt: skip
     """Quantize x [n, k] into packed [n, row_bytes], scale codes uint32 and zero points [tile rows, tiles].
 
@@ -83,7 +85,7 @@ def quantize_kernel(
         if asymmetric:
             spread_zeros(row_zeros, tiles, cols, k, offsets)
         out = at(packed, first * row_bytes)
-        quantize_rows(chunk, height, k, element, divisors, offsets, asymmetric, bits, flip, out, row_bytes, y, buffer)
+        quantize_rows(chunk, height, k, element, divisors, offsets, asymmetric, bits, flip, out, row_bytes, y, spread, buffer)
 
 
 def peak_kernel(x: Any, count: int, peak: Any) -> None:

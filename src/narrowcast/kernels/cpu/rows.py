@@ -60,7 +60,7 @@ class Cpu:
             element_row(scheme.element), scale_row(scheme), _factor(scheme, outer), given, scheme.zero is not None,
             fused.bits, fused.flip, packed, packed.shape[1], codes, zeros,
             np.empty(tiles, bits.dtype), np.empty(tiles, bits.dtype), _floats(tiles), _floats(tiles), _floats(tiles),
-            _floats(units), _floats(units), _floats(STRETCH), np.empty(STRETCH, np.uint8),
+            _floats(units), _floats(units), _floats(STRETCH), _floats(STRETCH), np.empty(STRETCH, np.uint8),
         )  # fmt: skip
         if fused is not packing:
             packed = pack(packed, packing)
@@ -79,8 +79,8 @@ class Cpu:
             "check", bits.dtype.name, bits, n, k, packed, packed.shape[1], level.tile[0] or n, level.tile[1],
             rows.scales.shape[1], element_row(scheme.element), half_steps(scheme.element), SCALE_KINDS[level.format],
             _factor(scheme, outer), scheme.zero is not None, fused.bits, fused.flip, _as_uint32(rows.scales),
-            _zeros(rows), counts, energies, _floats(units), np.zeros(units, np.float32), _floats(LANES),
-            _floats(LANES), np.empty(LANES, np.uint32), np.empty(LANES, np.uint8), np.zeros(LANES), np.zeros(LANES),
+            _zeros(rows), counts, energies, _floats(units), _floats(units), _floats(LANES),
+            np.zeros(LANES, np.float32), _floats(LANES), _floats(LANES), np.empty(LANES, np.uint8), np.zeros(LANES), np.zeros(LANES),
         )  # fmt: skip
         clipped, underflowed, beyond = (int(count) for count in counts)
         return Errors(bits.size, float(energies[0]), float(energies[1]), clipped, underflowed, beyond)
@@ -97,8 +97,8 @@ class Cpu:
             "dequantize", "uint16", packed, packed.shape[1], n, k, level.tile[0] or n, level.tile[1],
             rows.scales.shape[1], element_row(scheme.element), SCALE_KINDS[level.format], _factor(scheme, outer),
             scheme.zero is not None, fused.bits, fused.flip, _as_uint32(rows.scales), _zeros(rows), wide,
-            decoded if wide else unused, unused if wide else decoded, _floats(units), np.zeros(units, np.float32),
-            _floats(STRETCH), np.empty(STRETCH, np.uint8),
+            decoded if wide else unused, unused if wide else decoded, _floats(units), _floats(units),
+            _floats(STRETCH), np.zeros(STRETCH, np.float32), _floats(STRETCH), np.empty(STRETCH, np.uint8),
         )  # fmt: skip
         if out is FP16:
             with np.errstate(over="ignore"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from narrowcast.kernels.cpu.bits import as_bits, as_float, at, f32, i32, inlined, larger, larger_signed, magnitude, u8, u32
+from narrowcast.kernels.cpu.bits import as_bits, as_float, at, f32, i32, inlined, larger, larger_signed, magnitude, u8, u32, unit_peak
 from narrowcast.kernels.cpu.encode import ROUNDER, float_code
 from narrowcast.kernels.cpu.parameters import (
     BF16_SCALE, E4M3_SCALE, E8M0_SCALE, EMAX, FP16_SCALE, HIGH, KIND, SPAN, THRESHOLD, UNIT,
@@ -28,10 +28,7 @@ def tile_peaks(x: Any, k: int, cols: int, peaks: Any) -> None:
     for t in range(k // cols):
         peak = peaks[t]
         for u in range(per_tile):
-            unit = magnitude(x[t * cols + u * UNIT])
-            for j in range(UNIT):
-                unit = larger(unit, magnitude(x[t * cols + u * UNIT + j]))
-            peak = larger(peak, unit)
+            peak = larger(peak, unit_peak(at(x, t * cols + u * UNIT)))
         peaks[t] = peak
     t = k // cols
     if t * cols < k:
@@ -165,6 +162,15 @@ def spread_zeros(zeros: Any, tiles: int, cols: int, k: int, offsets: Any) -> Non
     for t in range(tiles):
         for u in range(t * per_tile, min(units, (t + 1) * per_tile)):
             offsets[u] = f32(zeros[t])
+
+
+@inlined
+def widen_units(units: Any, count: int, elements: Any) -> None:
+    """elements[j] = the number of j's unit of 16 columns; runs to the end of the last unit."""
+    for u in range((count + UNIT - 1) // UNIT):
+        number = units[u]
+        for j in range(UNIT):
+            elements[u * UNIT + j] = number
 
 
 @inlined
