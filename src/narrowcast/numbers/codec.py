@@ -80,10 +80,8 @@ def _grid(fmt: Format) -> _Grid:
     ordered = sorted(pairs.items())
     values = np.array([v for v, _ in ordered])
     codes = np.array([c for _, c in ordered], np.uint16)
-    # One step beyond each end, as wide as the last one (for exponent-only formats the step doubles).
-    ratio = 2.0 if fmt.kind is Kind.FLOAT and fmt.mantissa_bits == 0 else 1.0
-    above = values[-1] + ratio * (values[-1] - values[-2])
-    below = values[0] - ratio * (values[1] - values[0])
+    # One step beyond each end, as wide as the grid is there: the largest value may be the first of its binade.
+    below, above = values[0] - fmt.spacing(float(values[0])), values[-1] + fmt.spacing(float(values[-1]))
     extended = np.concatenate([[below], values, [above]])
     middles = extended[:-1] / 2 + extended[1:] / 2
     return _Grid(values, codes, middles, codes % 2 == 0)
@@ -286,7 +284,8 @@ def round_values(x: NDArray[Any], fmt: Format, rounding: Rounding = "nearest_eve
         return np.asarray(decode_table(fmt)[encode(wide, fmt, rounding).codes], np.float64)
     exponent = np.frexp(np.where(np.isfinite(wide), wide, 1.0))[1] - 1
     quantum = np.ldexp(1.0, np.maximum(exponent, 1 - fmt.bias) - fmt.mantissa_bits)
-    rounded = np.copysign(np.asarray(steps[rounding](wide / quantum)) * quantum, wide)
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN pass through unchanged
+        rounded = np.copysign(np.asarray(steps[rounding](wide / quantum)) * quantum, wide)
     over = np.isfinite(wide) & (np.abs(rounded) > fmt.max)
     return np.where(over, np.where(_stops(rounding, wide), np.copysign(fmt.max, wide), np.copysign(np.inf, wide)), rounded)
 

@@ -345,7 +345,7 @@ def _check_spelled(fmt: Format) -> None:
         raise UsageError("ieee needs a mantissa bit: infinity and NaN share an exponent", where=fmt.name)
     if fmt.specials in (Specials.FNUZ, Specials.EXTENDED) and not fmt.signed:
         raise UsageError("fnuz and extended keep NaN at minus zero, which an unsigned format lacks", where=fmt.name)
-    if fmt.finite_values < 3 - fmt.signed or fmt.max == 0:
+    if fmt.finite_values < 2:
         raise UsageError("the special codes leave no numbers", where=fmt.name)
     if fmt.max >= 2.0**128 or fmt.smallest < 2.0**-149:
         got = f"{fmt.smallest:g} to {fmt.max:g}"
