@@ -1,0 +1,347 @@
+"""What a checkpoint holds, from its headers and its config alone: no weight is read.
+
+A module is what the names say: all tensors with the same path, the codes and the scales that belong to them.
+
+    parameters(module) = bits stored / bits per code        (eight 4-bit codes in an int32, two in a byte)
+
+How a quantized module is spelled is settled where it can be: for compressed-tensors from the config group
+that takes it, by the scheme's name where one of ours has the same arguments. For other methods the method is
+named and the pieces are listed; nothing is guessed from shapes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from narrowcast.containers.compressed_tensors import NAME as COMPRESSED_TENSORS
+from narrowcast.containers.compressed_tensors import arguments
+from narrowcast.model.roles import classify, find_function, find_place, stem, text_config
+from narrowcast.store.checkpoint import Checkpoint
+from narrowcast.store.folder import CONFIG, survey
+from narrowcast.store.safetensors import Entry, Reader
+from narrowcast.tensors.schemes import Scheme, schemes
+
+# Tensors that describe codes and are none: scales, zero points, permutations, stored shapes.
+_DESCRIBES = re.compile(
+    r"[._](\w*scale(_inv|_2)?|scales|weight_shape|\w*zero_point|qzeros|g_idx|absmax|\w*absmax|\w*quant_map"
+    r"|\w*quant_state\.\w+|[qkv]_scale|pre_quant_scale)$"
+)
+_SIZES = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "num_experts", "num_local_experts", "n_routed_experts", "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Held:
+    """One module: its role, how it is stored, the codes' stored shape, parameters and bytes with all pieces.
+
+    ``parameters`` is None where the codes are packed in a way that the config does not explain.
+    """
+
+    name: str
+    role: str
+    scheme: str
+    shape: tuple[int, ...]
+    parameters: int | None
+    nbytes: int
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found; ``dtypes`` maps a safetensors dtype to (tensors, bytes)."""
+
+    model: str
+    config: dict[str, Any] | None
+    shards: tuple[str, ...]
+    tensors: int
+    modules: tuple[Held, ...]
+    dtypes: dict[str, tuple[int, int]]
+    tied: tuple[tuple[str, str], ...]
+    side_files: tuple[str, ...]
+    oddities: tuple[str, ...]
+
+    @property
+    def architectures(self) -> list[str]:
+        return [str(name) for name in (self.config or {}).get("architectures") or []]
+
+    @property
+    def parameters(self) -> int:
+        return sum(held.parameters or 0 for held in self.modules)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes for _, nbytes in self.dtypes.values())
+
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """The quantization_config, or None."""
+        found = quantization_config(self.config or {})
+        return found or None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers of the text model's config that say how large it is."""
+        text = text_config(self.config or {})
+        return {key: text[key] for key in _SIZES if isinstance(text.get(key), int)}
+
+    def groups(self) -> dict[tuple[str, str], tuple[int, int, int]]:
+        """(role, scheme) to (modules, parameters, bytes), the largest first."""
+        found: dict[tuple[str, str], tuple[int, int, int]] = {}
+        for held in self.modules:
+            key = held.role, held.scheme
+            modules, parameters, nbytes = found.get(key, (0, 0, 0))
+            found[key] = modules + 1, parameters + (held.parameters or 0), nbytes + held.nbytes
+        return dict(sorted(found.items(), key=lambda item: -item[1][2]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "architectures": self.architectures,
+            "model_type": (self.config or {}).get("model_type"),
+            "sizes": self.sizes,
+            "quantization": self.quantization,
+            "shards": self.shards,
+            "tensors": self.tensors,
+            "parameters": self.parameters,
+            "bytes": self.nbytes,
+            "dtypes": {name: {"tensors": n, "bytes": size} for name, (n, size) in self.dtypes.items()},
+            "roles": [
+                {"role": role, "scheme": scheme, "modules": n, "parameters": parameters, "bytes": size}
+                for (role, scheme), (n, parameters, size) in self.groups().items()
+            ],
+            "tied": [{"head": head, "embedding": embedding} for head, embedding in self.tied],
+            "side_files": self.side_files,
+            "oddities": self.oddities,
+            "modules": [
+                {"name": held.name, "role": held.role, "scheme": held.scheme, "shape": held.shape,
+                 "parameters": held.parameters, "bytes": held.nbytes, "tensors": held.tensors}
+                for held in self.modules
+            ],
+        }  # fmt: skip
+
+
+def quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantization_config of a config.json (at its top or in its text part), or an empty one."""
+    for part in (config, text_config(config)):
+        found = part.get("quantization_config") or part.get("compression_config")
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def inspect(model: str | Path) -> Inspection:
+    """Look at a directory, one safetensors file or a hub id. A directory may lack its config.json.
+
+    Raises what Checkpoint.open raises for files that cannot be one model.
+    """
+    with _open(Path(model)) as found:
+        config = found.config or {}
+        method = _Method(quantization_config(config))
+        counted = _stored_shapes(found)
+        grouped: dict[str, list[Entry]] = {}
+        for name, entry in found.entries.items():
+            grouped.setdefault(_module(name), []).append(entry)
+        modules = tuple(_held(path, pieces, config, method, counted) for path, pieces in grouped.items())
+        dtypes: dict[str, tuple[int, int]] = {}
+        for entry in found.entries.values():
+            tensors, size = dtypes.get(entry.dtype.name, (0, 0))
+            dtypes[entry.dtype.name] = tensors + 1, size + entry.nbytes
+        return Inspection(
+            model=str(model),
+            config=found.config,
+            shards=tuple(shard.name for shard in found.shards),
+            tensors=len(found.entries),
+            modules=modules,
+            dtypes=dict(sorted(dtypes.items(), key=lambda item: -item[1][1])),
+            tied=found.tied,
+            side_files=tuple(map(str, found.side_files)),
+            oddities=tuple(_oddities(found, modules, method)),
+        )
+
+
+def _open(path: Path) -> Checkpoint:
+    """The checkpoint; a directory without config.json is opened all the same, as nothing here needs one."""
+    if not path.is_dir() or (path / CONFIG).exists():
+        return Checkpoint.open(path)
+    folder = survey(path.absolute())
+    readers = {shard: Reader(shard) for shard in folder.shards}
+    return Checkpoint(
+        root=folder.root,
+        config=None,
+        config_bytes=None,
+        shards=folder.shards,
+        entries={name: entry for reader in readers.values() for name, entry in reader.entries.items()},
+        index=folder.index,
+        metadata={},
+        side_files=folder.side_files,
+        foreign_weights=folder.foreign,
+        tied=(),
+        _readers=readers,
+    )
+
+
+def _stored_shapes(checkpoint: Checkpoint) -> dict[str, int]:
+    """Elements of the modules that keep their shape beside their packed codes."""
+    found = {}
+    for name, entry in checkpoint.entries.items():
+        if name.endswith(".weight_shape") and entry.nbytes <= 64:
+            found[name.removesuffix(".weight_shape")] = math.prod(
+                int(n) for n in checkpoint.array(name).reshape(-1)
+            )
+    return found
+
+
+def _module(name: str) -> str:
+    """The module that a tensor belongs to; a bias is a module of its own, since it is never quantized."""
+    return name if name.endswith("bias") else stem(name)
+
+
+def _held(
+    path: str, found: list[Entry], config: Mapping[str, Any], method: _Method, counted: Mapping[str, int]
+) -> Held:
+    codes = [entry for entry in found if not _DESCRIBES.search(entry.name)] or found
+    main = max(codes, key=lambda entry: entry.nbytes)
+    pieces = [entry for entry in found if entry is not main]
+    scheme = method.scheme(path, main, pieces)
+    parameters = counted.get(path)
+    if parameters is None:
+        parameters = method.parameters(path, main, pieces)
+    if _DESCRIBES.search(main.name):
+        parameters = 0  # a scale without codes of its own, such as that of a KV cache
+    role = str(classify(main.name, main.shape, config))
+    names = tuple(entry.name for entry in found)
+    return Held(path, role, scheme, main.shape, parameters, sum(e.nbytes for e in found), names)
+
+
+class _Method:
+    """A quantization_config, and what it says of one module."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.name = str(config.get("quant_method") or config.get("quant_algo") or "") if config else ""
+        groups = config.get("config_groups")
+        self.groups = (
+            list(groups.values()) if self.name == COMPRESSED_TENSORS and isinstance(groups, dict) else []
+        )
+
+    def scheme(self, path: str, main: Entry, pieces: Iterable[Entry]) -> str:
+        """How a module is stored, in a few words: a dtype, a scheme's name, or a method and its pieces."""
+        described = sorted(e.name[len(path) :].lstrip("._") for e in pieces if _DESCRIBES.search(e.name))
+        if not described:
+            return main.dtype.format or main.dtype.name.lower()
+        weights = self._weights(path)
+        if weights is not None:
+            return (
+                _known_scheme(weights)
+                or f"{weights.get('type')}{weights.get('num_bits')} {weights.get('strategy')}"
+            )
+        spelled = f"{main.dtype.name} with {', '.join(described)}"
+        return f"{self.name}: {spelled}" if self.name else spelled
+
+    def parameters(self, path: str, main: Entry, pieces: Iterable[Entry]) -> int | None:
+        """Codes in the tensor that holds them; None where they are packed and the config does not say how."""
+        ending, stored = main.name[len(path) :], math.prod(main.shape)
+        if ending in (".weight_packed", ".qweight"):
+            bits = self._bits(path)
+            return stored * main.dtype.bits // bits if bits else None
+        beside = {e.dtype.name for e in pieces if _DESCRIBES.search(e.name)}
+        if main.dtype.name == "U8" and (ending == "_blocks" or beside & {"F8_E4M3", "U8", "F32"}):
+            return 2 * stored  # two 4-bit codes in a byte: gpt-oss, ModelOpt, bitsandbytes
+        return stored
+
+    def _bits(self, path: str) -> int:
+        weights = self._weights(path) or self.config
+        found = weights.get("num_bits", weights.get("bits", 0))
+        return found if isinstance(found, int) else 0
+
+    def _weights(self, path: str) -> Mapping[str, Any] | None:
+        """The arguments of the config group that takes this module: by name first, then by class."""
+        for by_name in (True, False):
+            for group in self.groups:
+                weights = group.get("weights") if isinstance(group, dict) else None
+                if isinstance(weights, dict) and any(
+                    _takes(t, path, by_name) for t in group.get("targets") or []
+                ):
+                    return weights
+        return None
+
+
+def _takes(target: object, path: str, by_name: bool) -> bool:
+    text = str(target)
+    if text.startswith("re:"):
+        try:
+            return by_name and re.match(text[3:], path) is not None
+        except re.error:
+            return False
+    return text == path if by_name else text == "Linear"
+
+
+def _known_scheme(weights: Mapping[str, Any]) -> str | None:
+    """The first of our schemes that compressed-tensors spells with these arguments."""
+    wanted = _key(weights)
+    return next((name for name, scheme in schemes.items() if _key(_spelled(scheme)) == wanted), None)
+
+
+def _spelled(scheme: Scheme) -> Mapping[str, Any]:
+    return arguments(scheme, False, weight=True)
+
+
+def _key(args: Mapping[str, Any]) -> tuple[object, ...]:
+    block = args.get("block_structure")
+    stored = "uint8" in str(args.get("scale_dtype") or "")
+    names = ("num_bits", "type", "symmetric", "strategy", "group_size")
+    return (*(args.get(name) for name in names), str(block) if block else None, stored)
+
+
+def _oddities(checkpoint: Checkpoint, modules: Sequence[Held], method: _Method) -> list[str]:
+    """What a reader of the checkpoint should know and might not expect."""
+    config, entries = checkpoint.config or {}, checkpoint.entries
+    found = []
+    if checkpoint.config is None:
+        found.append(f"there is no {CONFIG}: architecture, ties and quantization method are not known")
+    found += [f"{name} holds weights in another format beside these" for name in checkpoint.foreign_weights]
+    found += [f"{head} is stored, and tied to {other}" for head, other in checkpoint.tied if head in entries]
+    quantized = [held for held in modules if any(_DESCRIBES.search(name) for name in held.tensors)]
+    if quantized and not method.name:
+        found.append(f"{len(quantized)} modules have scales, and no quantization_config says what they are")
+    if method.name and not quantized:
+        found.append(f"the config says {method.name}, and no tensor is a scale")
+    uncounted = [held.name for held in modules if held.parameters is None]
+    if uncounted:
+        found.append(
+            f"parameters of {_such(uncounted)} are not counted: the config does not say how they are packed"
+        )
+    unknown = [held.name for held in modules if len(held.shape) > 1 and not _known(held.name, config)]
+    if unknown:
+        found.append(f"no rule knows the names of {_such(unknown)}")
+    empty = [name for name, entry in entries.items() if entry.nbytes == 0]
+    if empty:
+        found.append(f"{_such(empty)} hold no elements")
+    said = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    stored = _wide_dtype(entries.values())
+    if said and stored and said != stored and not method.name:
+        found.append(f"the config says {said}, and most bytes are {stored}")
+    return found
+
+
+def _such(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} tensors such as {names[0]}"
+
+
+def _known(name: str, config: Mapping[str, Any]) -> bool:
+    return find_function(name) is not None or find_place(name, config) is not None
+
+
+def _wide_dtype(entries: Iterable[Entry]) -> str | None:
+    """torch's name of the dtype that takes most bytes."""
+    sizes: dict[str | None, int] = {}
+    for entry in entries:
+        sizes[entry.dtype.torch] = sizes.get(entry.dtype.torch, 0) + entry.nbytes
+    return max(sizes, key=sizes.__getitem__, default=None)
