@@ -1,0 +1,50 @@
+"""Load one checkpoint in vLLM and continue a prompt greedily: python load.py MODEL PROMPT TOKENS.
+
+Runs in .venv-engine, in a process of its own, because an engine that dies must not take the test along. The
+last line of stdout is one JSON object: {"loads", "text", "tokens"} or {"loads": false, "message"}, with the
+version and the instruction set of the build that ran.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from importlib.metadata import version
+from typing import Any
+
+warnings.filterwarnings("ignore")
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's own exception, not "engine core failed"
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def instruction_set() -> str:
+    """Which of the wheel's two compiled parts was loaded; what they accept differs."""
+    return "avx512" if "vllm._C_AVX512" in sys.modules else "avx2"
+
+
+def attempt(model: str, prompt: str, tokens: int) -> dict[str, Any]:
+    """Load and generate; any exception is the engine's verdict."""
+    from vllm import LLM, SamplingParams
+
+    try:
+        engine = LLM(model, enforce_eager=True, max_model_len=512, max_num_seqs=1)
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        out = engine.generate([prompt], sampling, use_tqdm=False)[0].outputs[0]
+    except Exception as refusal:
+        text = " ".join(str(refusal).split()).replace(model, "MODEL")
+        return {"loads": False, "message": f"{type(refusal).__name__}: {text}"}
+    return {"loads": True, "text": out.text, "tokens": list(out.token_ids)}
+
+
+if __name__ == "__main__":
+    result = attempt(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    engine = {"engine": "vllm-cpu", "version": version("vllm-cpu"), "instructions": instruction_set()}
+    print("\n" + json.dumps({**engine, **result}), flush=True)
+    os._exit(0)

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Which presets vLLM's CPU build loads: engines/test.sh [MODEL] [options of engines/run.py].
+# MODEL is a BF16 checkpoint directory; without one the demo's SmolLM2 is used, and made where it is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash engines/setup.sh
+if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
+  model=$1
+  shift
+else
+  model=demo-output/smollm2-bf16
+  mkdir -p demo-output
+  .venv/bin/python -c "from pathlib import Path; from demo.source import build; build(Path('$model'))"
+fi
+exec .venv/bin/python engines/run.py "$model" "$@"
