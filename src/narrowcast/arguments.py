@@ -14,6 +14,7 @@ from typing import NoReturn
 from narrowcast._version import __version__
 from narrowcast.errors import UsageError
 
+VERBS = ("formats", "schemes", "presets", "roundtrip", "inspect", "quantize")
 Runs = Mapping[str, Callable[[argparse.Namespace], int]]
 WIDTH = 80
 
@@ -92,8 +93,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, remedy=f"`{self.prog} --help` shows what it takes")
 
 
-def build_parser(runs: Runs) -> argparse.ArgumentParser:
-    """The whole grammar of the command line."""
+def parsers(runs: Runs) -> dict[str, argparse.ArgumentParser]:
+    """The whole grammar: the parser of ``narrowcast`` under that name, each verb's under its own."""
     shared = Parser(add_help=False)
     shared.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
@@ -114,8 +115,10 @@ def build_parser(runs: Runs) -> argparse.ArgumentParser:
         title="verbs", dest="verb", metavar="VERB", required=True, parser_class=Parser
     )
 
+    made: dict[str, argparse.ArgumentParser] = {"narrowcast": parser}
+
     def verb(name: str, text: str) -> argparse.ArgumentParser:
-        made = verbs.add_parser(
+        made[name] = verbs.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
@@ -123,17 +126,16 @@ def build_parser(runs: Runs) -> argparse.ArgumentParser:
             formatter_class=_Help,
             parents=[reports],
         )
-        made.set_defaults(run=runs[name])
-        return made
+        made[name].set_defaults(run=runs[name])
+        return made[name]
 
     _formats_arguments(verb("formats", "number formats, and what they do to numbers"))
-    _named_arguments(verb("schemes", "schemes: what shares a scale, and what it costs"), "scheme")
-    _named_arguments(verb("presets", "presets: the names that quantize takes"), "preset")
+    _named_arguments(verb("schemes", "what shares a scale, and what that costs"), "scheme")
+    _named_arguments(verb("presets", "the names that quantize takes, and what they do"), "preset")
     _roundtrip_arguments(verb("roundtrip", "what formats, schemes and rules lose on the same numbers"))
-    made = verb("inspect", "what a checkpoint holds, quantized or not")
-    made.add_argument("model", metavar="MODEL")
+    verb("inspect", "what a checkpoint holds, quantized or not").add_argument("model", metavar="MODEL")
     _quantize_arguments(verb("quantize", "quantize a checkpoint, and check every element of the result"))
-    return parser
+    return made
 
 
 def _formats_arguments(parser: argparse.ArgumentParser) -> None:
@@ -213,13 +215,12 @@ def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
 def check_verb(arguments: Sequence[str]) -> None:
     """Name the verb that was probably meant, which argparse cannot."""
     typed = next((word for word in arguments if not word.startswith("-")), None)
-    known = [name for name in EXAMPLES if name != "narrowcast"]
-    if typed is None or typed in known:
+    if typed is None or typed in VERBS:
         return
-    near = difflib.get_close_matches(typed, known, 1)
+    near = difflib.get_close_matches(typed, VERBS, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(
-        "unknown verb", got=typed, wanted=", ".join(known), remedy=f"{hint}`narrowcast --help` lists them"
+        "unknown verb", got=typed, wanted=", ".join(VERBS), remedy=f"{hint}`narrowcast --help` lists them"
     )
 
 

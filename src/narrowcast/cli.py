@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from narrowcast.arguments import Runs, build_parser, check_verb, joined
+from narrowcast.arguments import Runs, check_verb, joined, parsers
 from narrowcast.errors import NarrowcastError, UsageError
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     try:
         check_verb(arguments)
-        args = build_parser(RUNS).parse_args(joined(arguments))
+        args = parsers(RUNS)["narrowcast"].parse_args(joined(arguments))
         code = int(args.run(args))
         sys.stdout.flush()
         return code

@@ -9,7 +9,7 @@ from typing import Any
 
 from narrowcast.jobs.explain import Explained, Point, ScaledRow
 from narrowcast.numbers.formats import Format, Kind
-from narrowcast.report.formats import hex_code, layout
+from narrowcast.report.formats import bit_layout, hex_code
 from narrowcast.report.tables import exact, facts, number, percent, table, terminal_width
 from narrowcast.tensors.schemes import Scheme
 
@@ -127,7 +127,7 @@ def value_record(e: Explained) -> dict[str, Any]:
 
 def bits_page(code: int, width: int, found: Iterable[tuple[Format, str | Fraction]]) -> list[str]:
     """One pattern of bits in every format of its width."""
-    rows = [(fmt.name, layout(fmt), fmt.fields(code), _meaning(value)) for fmt, value in found]
+    rows = [(fmt.name, bit_layout(fmt), fmt.fields(code), _meaning(value)) for fmt, value in found]
     head = f"{code:0{width}b}, hex 0x{code:0{-(-width // 4)}X}, decimal {code}"
     return [head, "", *table(("format", "layout", "fields", "value"), rows, "llll", indent=2)]
 

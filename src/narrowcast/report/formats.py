@@ -53,7 +53,7 @@ def _row(fmt: Format) -> tuple[str, ...]:
     return (
         fmt.name,
         str(fmt.bits),
-        layout(fmt),
+        bit_layout(fmt),
         str(fmt.bias) if fractional or fmt.bias else "-",
         _short(fmt.max),
         number(fmt.smallest_normal),
@@ -70,7 +70,7 @@ def _short(value: float) -> str:
     return f"{value:.6g}" if value < 100_000 else f"{value:.1e}".replace("e+", "e").replace("e0", "e")
 
 
-def layout(fmt: Format) -> str:
+def bit_layout(fmt: Format) -> str:
     """``1-4-3``: sign, exponent and mantissa bits; ``s8`` and ``u4`` for integers; ``table``."""
     if fmt.kind is Kind.FLOAT:
         return f"{int(fmt.signed)}-{fmt.exponent_bits}-{fmt.mantissa_bits}"

@@ -1,0 +1,227 @@
+"""Reference pages made from the rows, so that they cannot say anything else than the program does.
+
+    python -m narrowcast.report.docs            write docs/{formats,schemes,presets,cli}.md
+    python -m narrowcast.report.docs --check    exit 1 when they differ from what would be written
+
+Long tables are Markdown; where a page of the command line says it best, that page is quoted at 80 columns.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from narrowcast.arguments import VERBS, parsers
+from narrowcast.numbers.formats import Format, formats
+from narrowcast.report.formats import bit_layout, format_page
+from narrowcast.report.schemes import scales_words, scheme_page
+from narrowcast.report.tables import number
+from narrowcast.tensors.presets import EXCLUDED_ROLES, KV_SUFFIXES, presets
+from narrowcast.tensors.schemes import Scheme, group_shape, schemes
+
+SHAPE = (4096, 4096)
+NOTE = "<!-- Made by `python -m narrowcast.report.docs` from the rows in the code; edit those. -->"
+
+
+def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table; bars inside cells are escaped."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def formats_doc() -> list[str]:
+    titles = (
+        "format",
+        "bits",
+        "layout",
+        "bias",
+        "max",
+        "smallest normal",
+        "smallest subnormal",
+        "epsilon",
+        "finite values",
+        "binades",
+        "special values",
+        "aliases",
+        "source",
+    )
+    return [
+        "# Formats",
+        "",
+        NOTE,
+        "",
+        "Each format is one row of `narrowcast/numbers/formats.py`; every other number here is derived from "
+        "it. Layout is sign-exponent-mantissa bits. Special values: `ieee` has infinities and NaNs in the top "
+        "exponent, `fn` one NaN per sign, `fnuz` one NaN in the place of minus zero, `extended` that and "
+        "infinities, `finite` none.",
+        "",
+        "`e3m3:bias=3,finite` spells a format that is not in the table: options are `bias=N`, one of `ieee`, "
+        "`fn`, `fnuz`, `extended`, `finite`, and `nosubnormals`; a `u` in front makes it unsigned.",
+        "",
+        *markdown(titles, [_format_row(fmt) for fmt in formats.values()]),
+        "",
+        *_quoted("narrowcast formats e4m3fn", format_page(formats["e4m3fn"])),
+        "",
+        *_quoted("narrowcast formats e2m1", format_page(formats["e2m1"])),
+    ]
+
+
+def _format_row(fmt: Format) -> tuple[str, ...]:
+    return (
+        f"`{fmt.name}`",
+        str(fmt.bits),
+        bit_layout(fmt),
+        str(fmt.bias),
+        f"{fmt.max:.10g}",
+        number(fmt.smallest_normal),
+        number(fmt.smallest_subnormal),
+        number(fmt.epsilon),
+        f"{fmt.finite_values:,}",
+        f"{fmt.binades:.4g}",
+        fmt.specials.value,
+        ", ".join(fmt.aliases),
+        fmt.source,
+    )
+
+
+def schemes_doc() -> list[str]:
+    titles = (
+        "scheme",
+        "element",
+        "scales, inner to outer",
+        "GroupShape",
+        "rule",
+        "zero point",
+        "bits per weight",
+        "loaded by",
+        "source",
+    )
+    return [
+        "# Schemes",
+        "",
+        NOTE,
+        "",
+        "A scheme is an element format and the scale levels above it. `1x128` is one scale per 128 columns of "
+        "a row, `1xK` one per row (an output channel of a weight, a token of an activation). GroupShape is "
+        "vLLM's spelling of the innermost tile. Bits per weight include scales and zero points, for "
+        f"{SHAPE[0]}x{SHAPE[1]}.",
+        "",
+        *markdown(titles, [_scheme_row(scheme) for scheme in schemes.values()]),
+        "",
+        *_quoted("narrowcast schemes nvfp4 --shape 4096x14336", scheme_page(schemes["nvfp4"], (4096, 14336))),
+    ]
+
+
+def _scheme_row(scheme: Scheme) -> tuple[str, ...]:
+    rules = ", ".join(scale.rule for scale in scheme.scales)
+    shape = str(group_shape(scheme.inner.tile, weight=True))
+    return (
+        f"`{scheme.name}`",
+        scheme.element.name,
+        scales_words(scheme),
+        shape,
+        rules,
+        scheme.zero.name if scheme.zero else "-",
+        f"{scheme.bits_per_weight(SHAPE):.4g}",
+        scheme.loads,
+        scheme.source,
+    )
+
+
+def presets_doc() -> list[str]:
+    titles = (
+        "preset",
+        "weights",
+        "inputs",
+        "accumulator",
+        "calibration",
+        "nearest without",
+        "aliases",
+        "loaded by",
+    )
+    rows = []
+    for preset in presets.values():
+        linear = preset.linear
+        rows.append(
+            (
+                f"`{preset.name}`",
+                linear.weight.name,
+                linear.input.name if linear.input else "wide",
+                linear.accumulate,
+                "needed" if preset.calibrated else "not needed",
+                preset.nearest or "-",
+                ", ".join(preset.aliases),
+                linear.weight.loads,
+            )
+        )
+    suffixes = ", ".join(f"`+{suffix}`" for suffix in KV_SUFFIXES)
+    return [
+        "# Presets",
+        "",
+        NOTE,
+        "",
+        "A preset is what people type: how weights are kept and how inputs are quantized on the way into a "
+        f"linear layer. Names are case-insensitive. {suffixes} behind a name quantize the KV cache too, which "
+        "needs calibration statistics. A preset that needs them refuses where there are none.",
+        "",
+        f"Kept as they are, unless a recipe says otherwise: {', '.join(sorted(EXCLUDED_ROLES))}.",
+        "",
+        *markdown(titles, rows),
+    ]
+
+
+def cli_doc() -> list[str]:
+    made = parsers(dict.fromkeys(VERBS, lambda _: 0))
+    lines = ["# Command line", "", NOTE, "", *_quoted("narrowcast --help", _help(made["narrowcast"]))]
+    for verb in VERBS:
+        lines += ["", f"## {verb}", "", *_quoted(f"narrowcast {verb} --help", _help(made[verb]))]
+    return lines
+
+
+def _help(parser: ArgumentParser) -> list[str]:
+    return parser.format_help().splitlines()
+
+
+def _quoted(command: str, page: Iterable[str]) -> list[str]:
+    return ["```text", f"$ {command}", *page, "```"]
+
+
+PAGES: dict[str, Callable[[], list[str]]] = {
+    "formats.md": formats_doc,
+    "schemes.md": schemes_doc,
+    "presets.md": presets_doc,
+    "cli.md": cli_doc,
+}
+
+
+def pages() -> dict[str, str]:
+    """File name to text, the same on every terminal."""
+    os.environ["COLUMNS"] = "80"
+    return {name: "\n".join(make()).rstrip() + "\n" for name, make in PAGES.items()}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the pages below docs/, or with --check compare them."""
+    folder = Path(__file__).parents[3] / "docs"
+    stale = []
+    for name, text in pages().items():
+        path = folder / name
+        if path.is_file() and path.read_text() == text:
+            continue
+        stale.append(name)
+        if "--check" not in argv:
+            path.write_text(text)
+    if stale and "--check" in argv:
+        print(
+            f"{', '.join(stale)} in docs/ differ from the code; run python -m narrowcast.report.docs",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
