@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.errors import InputError
-from narrowcast.numbers.formats import FP32
-from narrowcast.tensors.scaling import load_scale, scales_shape
+from narrowcast.numbers.codec import decode
+from narrowcast.tensors.scaling import element_divisor, load_scale, scales_shape, spread
 from narrowcast.tensors.schemes import Scheme
 
 
@@ -66,8 +66,16 @@ class QTensor:
             zero = zero[..., start // height : -(-stop // height), :]
         return QTensor(self.scheme, self.codes[..., start:stop, :], tuple(parts), zero)
 
-    def dequantize(self) -> NDArray[np.float32]:
-        """Exact decode as float32; see kernels.dequantize for other output dtypes and readers' arithmetic."""
-        from narrowcast.kernels.reference.dequantize import dequantize
+    def elements(self) -> NDArray[np.float32]:
+        """Decoded elements with the zero point taken off (exact: small integers)."""
+        elements = decode(self.codes, self.scheme.element)
+        if self.zero is None or self.scheme.zero is None:
+            return elements
+        zero = decode(self.zero, self.scheme.zero)
+        return elements - spread(zero, self.scheme.inner.tile, self.shape)
 
-        return dequantize(self, FP32)
+    def dequantize(self) -> NDArray[np.float32]:
+        """Exact decode: the fp32 product of all scales, times the element in fp32."""
+        outer = self.scale_values(1) if len(self.scales) == 2 else None
+        scale = element_divisor(self.scales[0], self.scheme, outer)
+        return self.elements() * spread(scale, self.scheme.inner.tile, self.shape)
