@@ -54,8 +54,8 @@ def formats_doc() -> list[str]:
         NOTE,
         "",
         "Each format is one row of `narrowcast/numbers/formats.py`; every other number here is derived from "
-        "it. Layout is sign-exponent-mantissa bits. Special values: `ieee` has infinities and NaNs in the top "
-        "exponent, `fn` one NaN per sign, `fnuz` one NaN in the place of minus zero, `extended` that and "
+        "it. Layout is sign-exponent-mantissa bits. Special values: `ieee` has infinities and NaNs in the "
+        "top exponent, `fn` one NaN per sign, `fnuz` one NaN in the place of minus zero, `extended` that and "
         "infinities, `finite` none.",
         "",
         "`e3m3:bias=3,finite` spells a format that is not in the table: options are `bias=N`, one of `ieee`, "
@@ -104,9 +104,9 @@ def schemes_doc() -> list[str]:
         "",
         NOTE,
         "",
-        "A scheme is an element format and the scale levels above it. `1x128` is one scale per 128 columns of "
-        "a row, `1xK` one per row (an output channel of a weight, a token of an activation). GroupShape is "
-        "vLLM's spelling of the innermost tile. Bits per weight include scales and zero points, for "
+        "A scheme is an element format and the scale levels above it. `1x128` is one scale per 128 columns "
+        "of a row, `1xK` one per row (an output channel of a weight, a token of an activation). GroupShape "
+        "is vLLM's spelling of the innermost tile. Bits per weight include scales and zero points, for "
         f"{SHAPE[0]}x{SHAPE[1]}.",
         "",
         *markdown(titles, [_scheme_row(scheme) for scheme in schemes.values()]),
@@ -164,8 +164,8 @@ def presets_doc() -> list[str]:
         NOTE,
         "",
         "A preset is what people type: how weights are kept and how inputs are quantized on the way into a "
-        f"linear layer. Names are case-insensitive. {suffixes} behind a name quantize the KV cache too, which "
-        "needs calibration statistics. A preset that needs them refuses where there are none.",
+        f"linear layer. Names are case-insensitive. {suffixes} behind a name quantize the KV cache too, "
+        "which needs calibration statistics. A preset that needs them refuses where there are none.",
         "",
         f"Kept as they are, unless a recipe says otherwise: {', '.join(sorted(EXCLUDED_ROLES))}.",
         "",
