@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from narrowcast.errors import UsageError
 from narrowcast.model.patterns import Pattern
 from narrowcast.model.recipe import Line, Recipe
+from narrowcast.model.resolve import in_tables
 
 FULL = r"""
 default = "fp8_dynamic"
@@ -87,3 +91,15 @@ def test_ignore_and_targets_are_lines() -> None:
         )
     )
     assert Recipe.from_preset("w4a16", rule="7") == Recipe((), "w4a16", "7")
+
+
+def test_the_recipes_of_the_documentation_are_recipes() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        recipe = Recipe.from_toml(block)
+        for line in recipe.lines:
+            assert line.target is None or in_tables(line.kind, line.target).name == line.target
+    (staged,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert [line.target for line in Recipe.from_llmcompressor(staged).lines] == [None, "FP8_DYNAMIC"]

@@ -8,7 +8,7 @@ from model.names_corpus import Tensor, config, entries
 from narrowcast.errors import UsageError
 from narrowcast.model.modules import Module, modules
 from narrowcast.model.recipe import Recipe
-from narrowcast.model.resolve import Resolved, resolve
+from narrowcast.model.resolve import Resolved, Target, resolve
 
 LAYER = "model.layers.0"
 
@@ -183,6 +183,15 @@ def test_a_tied_head_that_is_in_the_file_is_kept_too() -> None:
     found = modules(tensors, {"tie_word_embeddings": True})
     assert [m.tied for m in found] == ["lm_head", "model.embed_tokens", None]
     refused(rule("lm_head", FP8), "one tied tensor", found)
+
+
+def test_a_tied_head_is_safe_from_a_target_that_excludes_nothing() -> None:
+    names = ("model.embed_tokens", "lm_head", "model.layers.0.mlp.fc1")
+    tensors = {f"{n}.weight": Tensor(f"{n}.weight", (64, 32)) for n in names}
+    found = modules(tensors, {"tie_word_embeddings": True})
+    recipe = Recipe.from_preset("anything", targets=["re:.*"])
+    settled = resolve(recipe, found, lambda kind, name: Target(kind, name, frozenset()))
+    assert [a.module.name for a in settled.quantized] == ["model.layers.0.mlp.fc1"]
 
 
 def test_a_generative_model_without_a_head_is_tied_whatever_the_config_says() -> None:

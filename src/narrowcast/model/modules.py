@@ -19,6 +19,7 @@ names for ordinary linears).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -220,14 +221,10 @@ class _Source:
 
 def is_output_head(name: str, config: Mapping[str, Any]) -> bool:
     """Whether ``name`` is the weight of the output head that a token embedding may be tied to."""
+    if not name.endswith(("lm_head.weight", "embed_out.weight", "output.weight", "head.weight")):
+        return False
     row = find_function(name)
-    return (
-        row is not None
-        and row.role is Role.LM_HEAD
-        and name.endswith(".weight")
-        and find_place(name, config) is None
-        and stem(name).rsplit(".", 1)[-1] in ("lm_head", "embed_out", "output", "head")
-    )
+    return row is not None and row.role is Role.LM_HEAD and find_place(name, config) is None
 
 
 def is_token_embedding(name: str) -> bool:
@@ -340,8 +337,8 @@ def _layout(name: str, config: Mapping[str, Any]) -> Layout | None:
         return _OUT_IN  # Granite's ParallelExperts, whatever the model is called
     for family in (config.get("model_type"), text_config(config).get("model_type")):
         if family in ("qwen3_vl_moe", "qwen3_vl_moe_text"):
-            version = str(config.get("transformers_version") or "4")
-            return _QWEN3_VL[int(version.split(".")[0]) >= 5]
+            major = re.match(r"\d+", str(config.get("transformers_version")))
+            return _QWEN3_VL[major is not None and int(major[0]) >= 5]
         if family in LAYOUTS:
             return LAYOUTS[family]
     return None

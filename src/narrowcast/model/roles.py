@@ -106,7 +106,7 @@ FUNCTIONS: tuple[Row, ...] = (
         "RMSNorm and LayerNorm of every family; CLIP spells pre_layrnorm",
     ),
     Row(
-        r"(gate|router|shared_expert_gate)(\.(?!\w*_proj)\w+)?|moe_statics\.\w+|e_score_correction\w*|"
+        r"(gate|router|shared_expert_gate)(\.\w+)?|moe_statics\.\w+|e_score_correction\w*|"
         r"expert_bias|tid2eid",
         Role.ROUTER,
         "Linear",
@@ -222,25 +222,21 @@ def stem(name: str) -> str:
 
 
 @cache
-def _compiled(rows: tuple[Row, ...], anywhere: bool) -> tuple[re.Pattern[str], ...]:
-    end = r"(?:\.|$)" if anywhere else "$"
-
-    # A row that starts with ^ means the whole path, every other row starts after a dot.
-    return tuple(re.compile(rf"(?:^|.*\.)(?:{row.pattern}){end}") for row in rows)
+def _compiled(anywhere: bool) -> tuple[tuple[Row, re.Pattern[str]], ...]:
+    # A pattern starts the path or follows a dot; a place may stand anywhere, a function ends the path.
+    rows, end = (PLACES, r"(?:\.|$)") if anywhere else (FUNCTIONS, "$")
+    return tuple((row, re.compile(rf"(?:^|.*\.)(?:{row.pattern}){end}")) for row in rows)
 
 
 @cache
-def _first(path: str, rows: tuple[Row, ...], anywhere: bool) -> Row | None:
-    for row, pattern in zip(rows, _compiled(rows, anywhere), strict=True):
-        if pattern.match(path):
-            return row
-    return None
+def _first(path: str, anywhere: bool) -> Row | None:
+    return next((row for row, pattern in _compiled(anywhere) if pattern.match(path)), None)
 
 
 def find_function(name: str) -> Row | None:
     """The first row of ``FUNCTIONS`` that fits the module path of ``name``; None when it is unknown."""
     # Layer and expert numbers never decide a function, and folding them makes the cache small.
-    return _first(_NUMBER.sub("0", stem(name)), FUNCTIONS, False)
+    return _first(_NUMBER.sub("0", stem(name)), False)
 
 
 def find_place(name: str, config: Mapping[str, Any]) -> Row | None:
@@ -253,7 +249,7 @@ def find_place(name: str, config: Mapping[str, Any]) -> Row | None:
     hidden = text.get("num_hidden_layers")
     if layer and isinstance(hidden, int) and text.get("num_nextn_predict_layers") and int(layer[1]) >= hidden:
         return PLACES[0]
-    return _first(_NUMBER.sub("0", name), PLACES, True)
+    return _first(_NUMBER.sub("0", name), True)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
