@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.containers import compressed_tensors as container
-from narrowcast.jobs.planning import Plan
+from narrowcast.jobs.plan import Plan
 from narrowcast.kernels.reference.dequantize import dequantize
 from narrowcast.kernels.reference.rows import qtensor
 from narrowcast.store.safetensors import Reader

@@ -19,9 +19,14 @@ PRESETS = (
 )  # fmt: skip
 
 
-def llama_shapes(hidden: int = 128, inner: int = 352, layers: int = 2, vocab: int = 64, head: bool = False) -> dict[str, tuple[int, ...]]:
+def llama_shapes(
+    hidden: int = 128, inner: int = 352, layers: int = 2, vocab: int = 64, head: bool = False
+) -> dict[str, tuple[int, ...]]:
     """A Llama: grouped-query attention with a narrow k and v, tied unless ``head``."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+    }
     for layer in range(layers):
         at = f"model.layers.{layer}"
         for name in ("q_proj", "o_proj"):
@@ -38,7 +43,9 @@ def llama_shapes(hidden: int = 128, inner: int = 352, layers: int = 2, vocab: in
     return shapes
 
 
-def llama_config(hidden: int = 128, inner: int = 352, layers: int = 2, vocab: int = 64, head: bool = False, **more: Any) -> dict[str, Any]:
+def llama_config(
+    hidden: int = 128, inner: int = 352, layers: int = 2, vocab: int = 64, head: bool = False, **more: Any
+) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "intermediate_size": inner,
         "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": vocab,
@@ -46,7 +53,9 @@ def llama_config(hidden: int = 128, inner: int = 352, layers: int = 2, vocab: in
     }  # fmt: skip
 
 
-def moe_shapes(family: str, experts: int = 4, hidden: int = 32, inner: int = 32) -> dict[str, tuple[int, ...]]:
+def moe_shapes(
+    family: str, experts: int = 4, hidden: int = 32, inner: int = 32
+) -> dict[str, tuple[int, ...]]:
     """Attention 32x32, an embedding 64x32 and stacked experts in the orientation of the family."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (64, hidden)}
     at = "model.layers.0"
@@ -75,10 +84,14 @@ def moe_config(family: str, experts: int = 4, hidden: int = 32, inner: int = 32)
 def weights(shapes: Shapes, dtype: str = "bf16", seed: int = 0, scale: float = 0.02) -> dict[str, Any]:
     """Normal weights of every shape."""
     rng = np.random.default_rng(seed)
-    return {name: (rng.standard_normal(shape) * scale).astype(DTYPES[dtype]) for name, shape in shapes.items()}
+    return {
+        name: (rng.standard_normal(shape) * scale).astype(DTYPES[dtype]) for name, shape in shapes.items()
+    }
 
 
-def write(folder: Path, tensors: Mapping[str, Any], config: Mapping[str, Any] | None, shards: int = 1) -> Path:
+def write(
+    folder: Path, tensors: Mapping[str, Any], config: Mapping[str, Any] | None, shards: int = 1
+) -> Path:
     """A checkpoint directory; tensors are dealt out to the shards in turn, so that fused siblings are split."""
     folder.mkdir(parents=True, exist_ok=True)
     if config is not None:

@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+
 import toys
 from cross_read import ours_as_the_library_decodes
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-from narrowcast.jobs.quantize import plan, run  # noqa: E402
+from narrowcast.jobs.quantize import plan, run
 
 
 @pytest.mark.parametrize("preset", ["fp8_dynamic", "int8", "w4a16", "nvfp4a16"])

@@ -10,10 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import toys
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 
+import toys
 from narrowcast.errors import InputError, NonFiniteError, StorageError, UsageError
 from narrowcast.jobs.quantize import plan, quantize, run
 from narrowcast.store.output import partial_path
@@ -21,7 +21,11 @@ from narrowcast.store.output import partial_path
 
 def digest(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a directory."""
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
 
 
 def raw(folder: Path) -> dict[str, Any]:
@@ -31,7 +35,7 @@ def raw(folder: Path) -> dict[str, Any]:
     return state
 
 
-# --- what is written -------------------------------------------------------------------------------------------
+# --- what is written
 
 
 @pytest.mark.parametrize("preset", ["fp8_dynamic", "nvfp4a16", "w4a16", "mxfp6a16"])
@@ -39,7 +43,11 @@ def test_forecast_is_the_size_to_the_byte(tmp_path: Path, preset: str) -> None:
     model = toys.llama(tmp_path / "model", shards=3)
     settled = plan(model, tmp_path / "out", preset)
     run(settled)
-    written = sum(p.stat().st_size for p in (tmp_path / "out").iterdir() if p.name not in ("README.md", "narrowcast.json"))
+    written = sum(
+        p.stat().st_size
+        for p in (tmp_path / "out").iterdir()
+        if p.name not in ("README.md", "narrowcast.json")
+    )
     assert settled.forecast_bytes == written
 
 
@@ -126,7 +134,10 @@ def test_a_recipe_mixes_presets(tmp_path: Path) -> None:
     quantize(model, tmp_path / "out", recipe=recipe)
     block = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert block["format"] == "mixed-precision"
-    assert {g["format"] for g in block["config_groups"].values()} == {"float-quantized", "nvfp4-pack-quantized"}
+    assert {g["format"] for g in block["config_groups"].values()} == {
+        "float-quantized",
+        "nvfp4-pack-quantized",
+    }
     assert "model.layers.1.self_attn.q_proj" in block["ignore"]
     state = raw(tmp_path / "out")
     assert "model.layers.0.mlp.up_proj.weight_packed" in state
@@ -139,7 +150,8 @@ def test_groups_fall_back_and_say_so(tmp_path: Path) -> None:
     model = toys.llama(tmp_path / "model", inner=352)
     settled = plan(model, tmp_path / "out", "w4a16")
     assert settled.fallbacks == tuple(
-        f"model.layers.{i}.mlp.down_proj: groups of 32, because 128 does not divide 352 columns" for i in range(2)
+        f"model.layers.{i}.mlp.down_proj: groups of 32, because 128 does not divide 352 columns"
+        for i in range(2)
     )
     with pytest.raises(UsageError, match="groups of 128 do not divide"):
         plan(model, tmp_path / "out", "w4a16", strict=True)
@@ -162,7 +174,7 @@ def test_a_scale_rule_changes_the_bytes_and_is_recorded(tmp_path: Path) -> None:
     assert record["schemes"]["mxfp4"]["scales"][0]["rule"] == "floor"
 
 
-# --- what is refused -------------------------------------------------------------------------------------------
+# --- what is refused
 
 
 def poisoned(tmp_path: Path, value: float, count: int = 1) -> Path:
@@ -177,7 +189,9 @@ def poisoned(tmp_path: Path, value: float, count: int = 1) -> Path:
 
 @pytest.mark.parametrize("preset", toys.PRESETS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_non_finite_weights_are_refused_by_name_count_and_place(tmp_path: Path, preset: str, value: float) -> None:
+def test_non_finite_weights_are_refused_by_name_count_and_place(
+    tmp_path: Path, preset: str, value: float
+) -> None:
     """Case 17, for every preset: the refusal names the tensor, and nothing is left behind."""
     model = poisoned(tmp_path, value, 3)
     with pytest.raises(NonFiniteError) as refusal:
@@ -256,9 +270,12 @@ def test_outlier_that_flushes_the_rest_is_counted(tmp_path: Path) -> None:
     lost = result.tensors["model.layers.0.mlp.down_proj"]
     assert lost.underflowed == values.size - 1
     assert result.worst[0][0] != ""
-    assert json.loads((tmp_path / "out" / "narrowcast.json").read_text())["matrices"]["model.layers.0.mlp.down_proj"][
-        "underflowed"
-    ] == values.size - 1
+    assert (
+        json.loads((tmp_path / "out" / "narrowcast.json").read_text())["matrices"][
+            "model.layers.0.mlp.down_proj"
+        ]["underflowed"]
+        == values.size - 1
+    )
 
 
 def test_zero_rows_and_zero_tensors_decode_to_zero(tmp_path: Path) -> None:
@@ -278,7 +295,7 @@ def test_zero_rows_and_zero_tensors_decode_to_zero(tmp_path: Path) -> None:
                 assert float(floats.min()) > 0 or value.dtype == torch_bytes(), name
 
 
-# --- resuming --------------------------------------------------------------------------------------------------
+# --- resuming
 
 
 class Killed(RuntimeError):
@@ -317,7 +334,7 @@ def test_a_job_that_dies_anywhere_resumes_to_the_same_bytes(tmp_path: Path, afte
     assert digest(tmp_path / "whole") == digest(tmp_path / "out")
 
 
-# --- the self-check --------------------------------------------------------------------------------------------
+# --- the self-check
 
 
 def test_the_self_check_sees_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +362,8 @@ def test_conv1d_is_refused_by_name(tmp_path: Path) -> None:
     model = tmp_path / "gpt2"
     model.mkdir()
     save_file(tensors, model / "model.safetensors")
-    (model / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}))
+    (model / "config.json").write_text(
+        json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
+    )
     with pytest.raises(UsageError, match="Conv1D"):
         plan(model, tmp_path / "out", "fp8_dynamic")

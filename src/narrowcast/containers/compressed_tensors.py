@@ -43,7 +43,13 @@ from narrowcast.tensors.schemes import Scheme, integer
 NAME = "compressed-tensors"
 # The config schema that this file writes is the library's of this version.
 VERSION = "0.20.1"
-_SCALE_DTYPES: Mapping[str, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F16", "e8m0": "U8", "e4m3fn": "F8_E4M3"}
+_SCALE_DTYPES: Mapping[str, str] = {
+    "fp32": "F32",
+    "bf16": "BF16",
+    "fp16": "F16",
+    "e8m0": "U8",
+    "e4m3fn": "F8_E4M3",
+}
 _ENGINES: Mapping[str, tuple[str, ...]] = {
     "float-quantized": ("vllm", "sglang", "transformers"),
     "naive-quantized": ("vllm", "transformers"),
@@ -102,7 +108,9 @@ def spelling(linear: LinearScheme, source: Format) -> Spelling:
     if element is E2M1 and scale is E4M3FN and weight.group == 16:
         return Spelling("nvfp4-pack-quantized", "weight_packed", "U8", packing(4), weight)
     if element is E4M3FN and scale is FP32:
-        return Spelling("float-quantized" if linear.input else "naive-quantized", "weight", "F8_E4M3", BYTES, weight)
+        return Spelling(
+            "float-quantized" if linear.input else "naive-quantized", "weight", "F8_E4M3", BYTES, weight
+        )
     if element is INT8 and linear.input is not None and scale is FP32:
         return Spelling("int-quantized", "weight", "I8", BYTES, weight)
     if integer(weight) and element.bits in (4, 8) and element.bias == 0 and weight.inner.tile[0] == 1:
@@ -124,7 +132,11 @@ def specs(module: str, how: Spelling, shape: tuple[int, int]) -> list[Spec]:
     whole = how.scheme.inner.tile == (0, 0)
     found = [
         Spec(f"{module}.{how.weight}", DTYPES[how.dtype], codes),
-        Spec(f"{module}.weight_scale", DTYPES[_SCALE_DTYPES[how.scheme.inner.format.name]], (1,) if whole else (rows, cols)),
+        Spec(
+            f"{module}.weight_scale",
+            DTYPES[_SCALE_DTYPES[how.scheme.inner.format.name]],
+            (1,) if whole else (rows, cols),
+        ),
     ]
     if len(how.scheme.scales) == 2:
         found.append(Spec(f"{module}.weight_global_scale", DTYPES["F32"], (1,)))
@@ -189,13 +201,17 @@ def read_outer(reader: Any, module: str, how: Spelling) -> float | None:
 
 def read_rows(reader: Any, module: str, how: Spelling, shape: tuple[int, int], start: int, stop: int) -> Rows:
     """Rows start:stop of a module's weight, read from the file; ``start`` is a multiple of ``row_multiple``."""
-    n, k = shape
+    k = shape[1]
     width = how.row_bytes(k)
     packed = np.empty((stop - start, width), np.uint8)
     reader.read_into(f"{module}.{how.weight}", packed, start * width)
     tile_rows = how.scheme.inner.tile[0]
     cols = scales_shape(shape, how.scheme)[0][1]
-    carrier = np.dtype("<f4") if how.scheme.inner.format is FP32 else np.dtype(f"<u{how.scheme.inner.format.bits // 8}")
+    carrier = (
+        np.dtype("<f4")
+        if how.scheme.inner.format is FP32
+        else np.dtype(f"<u{how.scheme.inner.format.bits // 8}")
+    )
     if not tile_rows:
         scales = np.empty((1, 1), carrier)
         reader.read_into(f"{module}.weight_scale", scales)
@@ -240,7 +256,9 @@ def arguments(scheme: Scheme, dynamic: bool, weight: bool) -> dict[str, Any]:
 Group = tuple[LinearScheme, str, Sequence[str]]
 
 
-def quantization_config(groups: Sequence[Group], linear_names: Sequence[str], ignore: Iterable[str]) -> dict[str, Any]:
+def quantization_config(
+    groups: Sequence[Group], linear_names: Sequence[str], ignore: Iterable[str]
+) -> dict[str, Any]:
     """The ``quantization_config`` block. ``groups``: (linear scheme, format, module names); ``linear_names``: every
     linear module of the model, so that patterns are only used where they match exactly the group's modules."""
     formats = sorted({fmt for _, fmt, _ in groups})
@@ -248,7 +266,9 @@ def quantization_config(groups: Sequence[Group], linear_names: Sequence[str], ig
     for i, (linear, fmt, names) in enumerate(groups):
         written[f"group_{i}"] = {
             "format": fmt,
-            "input_activations": arguments(linear.input, linear.dynamic, weight=False) if linear.input else None,
+            "input_activations": arguments(linear.input, linear.dynamic, weight=False)
+            if linear.input
+            else None,
             "output_activations": None,
             "targets": ["Linear"] if len(groups) == 1 else targets(names, linear_names),
             "weights": arguments(linear.weight, False, weight=True),

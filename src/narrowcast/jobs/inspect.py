@@ -200,7 +200,10 @@ def _stored_shapes(checkpoint: Checkpoint) -> dict[str, int]:
 
 def _module(name: str) -> str:
     """The module that a tensor belongs to; a bias is a module of its own, since it is never quantized."""
-    return name if name.endswith("bias") else stem(name)
+    if name.endswith("bias"):
+        return name
+    path, describes = stem(name), _DESCRIBES.search(name)
+    return stem(name[: describes.start()]) if path == name and describes else path
 
 
 def _held(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast._version import __version__
-from narrowcast.jobs.planning import Plan, source_hash
+from narrowcast.jobs.plan import Plan, source_hash
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors
 from narrowcast.tensors.schemes import Scheme
@@ -23,7 +23,12 @@ def scheme_json(scheme: Scheme) -> dict[str, Any]:
     return {
         "element": scheme.element.name,
         "scales": [
-            {"format": s.format.name, "tile": list(s.tile), "rule": s.rule, "span": s.span or scheme.element.max}
+            {
+                "format": s.format.name,
+                "tile": list(s.tile),
+                "rule": s.rule,
+                "span": s.span or scheme.element.max,
+            }
             for s in scheme.scales
         ],
         "zero": scheme.zero.name if scheme.zero else None,
@@ -31,13 +36,19 @@ def scheme_json(scheme: Scheme) -> dict[str, Any]:
     }
 
 
-def record(plan: Plan, source: Checkpoint, errors: Mapping[str, Errors], roles: Mapping[str, Errors]) -> bytes:
+def record(
+    plan: Plan, source: Checkpoint, errors: Mapping[str, Errors], roles: Mapping[str, Errors]
+) -> bytes:
     """narrowcast.json: recipe, schemes, coverage, versions, the source's header hash, errors of every matrix."""
     schemes = {unit.how.scheme.name: unit.how.scheme for unit in plan.units}
     content = {
         "schema": 1,
         "narrowcast": __version__,
-        "source": {"name": Path(plan.model).name, "headers_sha256": source_hash(source), "bytes": plan.source_bytes},
+        "source": {
+            "name": Path(plan.model).name,
+            "headers_sha256": source_hash(source),
+            "bytes": plan.source_bytes,
+        },
         "recipe": plan.title,
         "container": plan.container,
         "lines": plan.to_json()["lines"],
@@ -59,7 +70,12 @@ def record(plan: Plan, source: Checkpoint, errors: Mapping[str, Errors], roles: 
 
 def _errors(found: Errors) -> dict[str, Any]:
     sqnr = round(found.sqnr, 3) if isfinite(found.sqnr) else None
-    return {"sqnr_db": sqnr, "elements": found.elements, "clipped": found.clipped, "underflowed": found.underflowed}
+    return {
+        "sqnr_db": sqnr,
+        "elements": found.elements,
+        "clipped": found.clipped,
+        "underflowed": found.underflowed,
+    }
 
 
 def model_card(plan: Plan, roles: Mapping[str, Errors]) -> bytes:
@@ -82,7 +98,8 @@ def model_card(plan: Plan, roles: Mapping[str, Errors]) -> bytes:
         f"Quantized by narrowcast {__version__} with `{plan.title}` into {plan.container} "
         f"({', '.join(plan.formats)}). Readers: {', '.join(plan.engines)}.",
         "",
-        f"Quantized: {plan.coverage_params:.1%} of the parameters; {plan.bits_per_weight:.2f} bits per parameter overall.",
+        f"Quantized: {plan.coverage_params:.1%} of the parameters, "
+        f"{plan.bits_per_weight:.2f} bits per parameter over all of them.",
         "Every element was read back and lies within half a step of its source, or is counted below.",
         "",
         "| role | elements | SQNR dB | clipped | underflowed |",

@@ -61,7 +61,9 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=error is not None)
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
@@ -81,7 +83,7 @@ class Slice:
 
     def read(self, source: Checkpoint, carrier: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
         """Rows start:stop as a fresh C-contiguous array [stop - start, K] in the carrier dtype."""
-        n, k = self.shape
+        k = self.shape[1]
         first, step = (self.part.start, self.part.step) if self.part else (0, 1)
         if self.orientation == "out_in" and step == 1:
             rows_before = first + start

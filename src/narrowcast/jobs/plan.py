@@ -1,0 +1,164 @@
+"""A settled quantize job as data: every output matrix, every carried tensor, every shard with its exact layout."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from narrowcast._version import __version__
+from narrowcast.containers.compressed_tensors import Spelling
+from narrowcast.jobs.stream import CHUNK_BYTES, Slice
+from narrowcast.model.recipe import Recipe
+from narrowcast.model.resolve import Resolved
+from narrowcast.numbers.formats import Format
+from narrowcast.store.checkpoint import Checkpoint
+from narrowcast.store.writer import Layout, Spec
+from narrowcast.tensors.presets import LinearScheme
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One output matrix: its module name, where it is read from, how it is written, and its fused group."""
+
+    module: str
+    source: Slice
+    role: str
+    dtype: Format
+    carrier: np.dtype[Any]
+    how: Spelling
+    linear: LinearScheme
+    group: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        n, k = self.source.shape
+        return n * k * self.carrier.itemsize
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tensor that is carried over byte for byte, or a slice of a stacked bias under a new name."""
+
+    name: str
+    tensor: str
+    nbytes: int
+    expert: int | None = None
+    channels: slice | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One output file: the same name as the source's, what goes into it, and its exact layout."""
+
+    name: str
+    units: tuple[Unit, ...]
+    copies: tuple[Copy, ...]
+    specs: tuple[Spec, ...]
+    metadata: dict[str, str]
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A quantize job, settled and validated. Sizes in bytes, coverage as shares of the source's weights."""
+
+    model: str
+    out: Path
+    title: str
+    container: str
+    recipe: Recipe
+    resolved: Resolved
+    shards: tuple[Shard, ...]
+    config: bytes
+    index: dict[str, Any] | None
+    side_files: tuple[Path, ...]
+    fallbacks: tuple[str, ...]
+    warnings: tuple[str, ...]
+    coverage_params: float
+    coverage_bytes: float
+    bits_per_weight: float
+    source_bytes: int
+    forecast_bytes: int
+    workers: int | None
+    nonfinite: str
+    kept: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(unit for shard in self.shards for unit in shard.units)
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Engines whose loaders read every spelling in the plan."""
+        common = [set(unit.how.engines) for unit in self.units]
+        return tuple(sorted(set.intersection(*common))) if common else ()
+
+    @property
+    def peak_memory(self) -> int:
+        """An estimate: the interpreter with compiled kernels, and a few chunks for each worker."""
+        widest = max(
+            (u.source.shape[1] * u.carrier.itemsize * u.how.row_multiple for u in self.units), default=0
+        )
+        return (250 << 20) + 6 * max(widest, CHUNK_BYTES) * (self.workers or 2)
+
+    @property
+    def formats(self) -> dict[str, int]:
+        """Format string to number of matrices."""
+        counts: dict[str, int] = {}
+        for unit in self.units:
+            counts[unit.how.format] = counts.get(unit.how.format, 0) + 1
+        return counts
+
+    def job(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """What makes two runs the same job: the source as it is now, and everything that shapes the bytes."""
+        stamps = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in checkpoint.shards]
+        return {
+            "narrowcast": __version__,
+            "source": source_hash(checkpoint),
+            "stamps": stamps,
+            "container": self.container,
+            "layout": hashlib.sha256(b"".join(s.layout.header for s in self.shards)).hexdigest(),
+            "recipe": [
+                f"{unit.module}: {unit.how.scheme.name} {unit.how.scheme.inner.rule}" for unit in self.units
+            ],
+            "nonfinite": self.nonfinite,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "model": self.model,
+            "out": str(self.out),
+            "recipe": self.title,
+            "container": self.container,
+            "formats": self.formats,
+            "lines": [
+                {"pattern": m.line.pattern.text, "target": m.line.target, "matched": m.count, "taken": m.taken,
+                 "examples": list(m.names)}
+                for m in self.resolved.matches
+            ],
+            "kept": {why: {"tensors": count, "bytes": size} for why, (count, size) in self.kept.items()},
+            "fallbacks": list(self.fallbacks),
+            "warnings": list(self.warnings),
+            "coverage": {"parameters": self.coverage_params, "bytes": self.coverage_bytes},
+            "bits_per_weight": self.bits_per_weight,
+            "source_bytes": self.source_bytes,
+            "forecast_bytes": self.forecast_bytes,
+            "peak_memory": self.peak_memory,
+            "engines": list(self.engines),
+            "matrices": len(self.units),
+        }  # fmt: skip
+
+
+def source_hash(checkpoint: Checkpoint) -> str:
+    """SHA-256 over the shard headers: names, dtypes, shapes and places of every tensor of the source."""
+    digest = hashlib.sha256()
+    for name, entry in sorted(checkpoint.entries.items()):
+        digest.update(
+            f"{name}\0{entry.dtype.name}\0{list(entry.shape)}\0{entry.path.name}\0{entry.offset}\n".encode()
+        )
+    return digest.hexdigest()
