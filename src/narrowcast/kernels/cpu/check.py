@@ -18,63 +18,46 @@ from __future__ import annotations
 
 from typing import Any
 
-from narrowcast.kernels.cpu.bits import as_float, at, f32, f64, inlined, u32, widen
+import numpy as np
+
+from narrowcast.kernels.cpu.codes import DOUBTFUL, UNDERFLOWED, fields, float_reach
 from narrowcast.kernels.cpu.decode import decode, load_tiles, unpack
+from narrowcast.kernels.cpu.lanes import as_float, at, widen
+from narrowcast.kernels.cpu.loops import loop
 from narrowcast.kernels.cpu.parameters import (
     BIAS, FLOAT_ELEMENT, HALF_TOP, HIGH, KIND, LANES, LOW, MANTISSA, SIGN, UNIT,
 )  # fmt: skip
-from narrowcast.kernels.cpu.scales import widen_units
+from narrowcast.kernels.cpu.scales import to_elements
 
-UNDERFLOWED, DOUBTFUL = 1 << 10, 1 << 20  # fields of one count, each at most LANES; clipped is the lowest
 SLACK = 2.0**-22
+f64 = np.float64
+u32 = np.uint32
 
 
-@inlined
+@loop
 def reaches(codes: Any, count: int, element: Any, divisors: Any, reach: Any) -> None:
     """reach[j] = half the step at codes[j], times the divisor."""
     if element[KIND] == FLOAT_ELEMENT:
-        m, mask = u32(element[MANTISSA] & u32(31)), u32(u32(u32(1) << u32(element[SIGN] & u32(31))) - u32(1))
-        bias = u32(u32(element[BIAS] - m) - u32(1))
+        m, bias, sign = element[MANTISSA], element[BIAS], element[SIGN]
         for j in range(count):
-            exponent = max(u32(u32(u32(codes[j]) & mask) >> m), u32(1))
-            reach[j] = f32(as_float(u32(u32(exponent + bias) << u32(23))) * divisors[j])
+            reach[j] = float_reach(codes[j], divisors[j], m, bias, sign)
     else:
         half = as_float(element[HALF_TOP])
         for j in range(count):
-            reach[j] = f32(half * divisors[j])
+            reach[j] = half * divisors[j]
 
 
-@inlined
-def flag(x: float, decoded: float, reach: float, high: float, low: float, doubt: int) -> int:
-    """One element's fields: clipped, underflowed, doubtful."""
-    size = abs(x)
-    limit = low if x < f32(0) else high
-    over = size > limit
-    near = size <= f32(limit * f32(1 + 2.0**-20))
-    within = abs(f32(x - decoded)) <= f32(reach + f32(size * f32(0.75 * 2.0**-23)))
-    inside = u32(0) if within else u32(DOUBTFUL)
-    lost = u32(UNDERFLOWED) if x != f32(0) else u32(0)
-    inside = lost if decoded == f32(0) else inside
-    outside = u32(DOUBTFUL) if near else u32(1)
-    return u32((outside if over else inside) | doubt)
-
-
-@inlined
+@loop
 def fast_counts(x: Any, count: int, decoded: Any, reach: Any, element: Any, divisors: Any, zeros: Any) -> int:
     """The sum of the fields of every element."""
     top, bottom, half = as_float(element[HIGH]), as_float(element[LOW]), as_float(element[HALF_TOP])
     total = u32(0)
     for j in range(count):
-        divisor, zero = divisors[j], zeros[j]
-        high = f32(f32(f32(top - zero) + half) * divisor)
-        low = f32(f32(f32(zero - bottom) + half) * divisor)
-        sure = divisor >= f32(2.0**-100) and divisor <= f32(2.0**100)
-        doubt = u32(0) if sure else u32(DOUBTFUL)
-        total = u32(total + flag(widen(x[j]), decoded[j], reach[j], high, low, doubt))
+        total = u32(total + fields(widen(x[j]), decoded[j], reach[j], divisors[j], zeros[j], top, bottom, half))
     return total
 
 
-@inlined
+@loop
 def exact_counts(
     x: Any, count: int, codes: Any, decoded: Any, element: Any, half: Any, divisors: Any, zeros: Any, counts: Any
 ) -> None:
@@ -96,7 +79,7 @@ def exact_counts(
             counts[2] += 1
 
 
-@inlined
+@loop
 def add_energies(x: Any, count: int, decoded: Any, signal: Any, noise: Any) -> None:
     """Add x² and (x - x̂)² to the lanes."""
     for j in range(count):
@@ -106,7 +89,7 @@ def add_energies(x: Any, count: int, decoded: Any, signal: Any, noise: Any) -> N
         noise[j] += difference * difference
 
 
-@inlined
+@loop
 def check_stretch(
     x: Any, packed: Any, count: int, element: Any, half: Any, bits: int, flip: int, counts: Any,
     divisors: Any, zeros: Any, decoded: Any, reach: Any, buffer: Any, signal: Any, noise: Any,
@@ -127,22 +110,24 @@ def check_stretch(
 def check_kernel(
     x: Any, n: int, k: int, packed: Any, row_bytes: int, tile_rows: int, cols: int, tiles: int, element: Any, half: Any,
     kind: int, outer: float, asymmetric: int, bits: int, flip: int, codes: Any, zeros: Any, counts: Any, energies: Any,
-    divisors: Any, offsets: Any, spread: Any, zeros_spread: Any, decoded: Any, reach: Any, buffer: Any, signal: Any,
-    noise: Any,
+    values: Any, divisors: Any, offsets: Any, spread: Any, zeros_spread: Any, decoded: Any, reach: Any, buffer: Any,
+    signal: Any, noise: Any,
 ) -> None:  # fmt: skip
-    """Add to counts (clipped, underflowed, beyond) and energies (signal, noise) of x [n, k]; then scratch, of which
-    ``zeros_spread``, ``signal`` and ``noise`` begin as zeros."""
+    """Add to counts (clipped, underflowed, beyond) and energies (signal, noise) of x [n, k].
+
+    The arguments after ``energies`` are scratch, of which ``zeros_spread``, ``signal`` and ``noise`` begin as zeros.
+    """
     for i in range(n):
         if i % tile_rows == 0:
-            r = i // tile_rows
+            r = i // tile_rows * tiles
             load_tiles(
-                at(codes, r * tiles), at(zeros, r * tiles), tiles, kind, outer, cols, k, asymmetric, divisors, offsets
+                at(codes, r), at(zeros, r), tiles, kind, outer, cols, k, asymmetric, values, divisors, offsets
             )  # fmt: skip
         for j in range(0, k, LANES):
             count = min(LANES, k - j)
-            widen_units(at(divisors, j // UNIT), count, spread)
+            to_elements(at(divisors, j // UNIT), count, spread)
             if asymmetric:
-                widen_units(at(offsets, j // UNIT), count, zeros_spread)
+                to_elements(at(offsets, j // UNIT), count, zeros_spread)
             check_stretch(
                 at(x, i * k + j), at(packed, i * row_bytes + j * bits // 8), count, element, half, bits, flip, counts,
                 spread, zeros_spread, decoded, reach, buffer, signal, noise,

@@ -33,9 +33,9 @@ _lock = threading.Lock()
 # F float32, D float64.
 _SIGNATURES = {
     "peak": "S i S",
-    "quantize": "S i i i i i W W f i i i i B i W B S S F F F F F F F B",
-    "check": "S i i B i i i i W F i f i i i W B N D F F F F F F B D D",
-    "dequantize": "B i i i i i i W i f i i i W B i F H F F F F F B",
+    "quantize": "S i i i i i W W f i i i i B i W B S S F F F F F F F F B",
+    "check": "S i i B i i i i W F i f i i i W B N D F F F F F F F B D D",
+    "dequantize": "B i i i i i i W i f i i i W B i F H F F F F F F B",
 }
 
 

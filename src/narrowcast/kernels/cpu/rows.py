@@ -56,10 +56,11 @@ class Cpu:
         fused, units, tiles = _fused(packing), -(-k // UNIT), grid[1]
         packed = _room(n, k, fused)
         _run(
-            "quantize", bits.dtype.name, bits, n, k, level.tile[0] or n, level.tile[1], tiles,
+            "quantize", bits.dtype.name, bits, n, k, level.tile[0] or n, level.tile[1] or k, tiles,
             element_row(scheme.element), scale_row(scheme), _factor(scheme, outer), given, scheme.zero is not None,
             fused.bits, fused.flip, packed, packed.shape[1], codes, zeros,
             np.empty(tiles, bits.dtype), np.empty(tiles, bits.dtype), _floats(tiles), _floats(tiles), _floats(tiles),
+            _floats(tiles),
             _floats(units), _floats(units), _floats(STRETCH), _floats(STRETCH), np.empty(STRETCH, np.uint8),
         )  # fmt: skip
         if fused is not packing:
@@ -74,12 +75,13 @@ class Cpu:
         bits, level = _carrier(stored, source), scheme.inner
         n, k = bits.shape
         packed, fused = _codes(rows.packed, packing, k)
+        tiles = rows.scales.shape[1]
         counts, energies, units = np.zeros(3, np.int64), np.zeros(2), -(-k // UNIT)
         _run(
-            "check", bits.dtype.name, bits, n, k, packed, packed.shape[1], level.tile[0] or n, level.tile[1],
-            rows.scales.shape[1], element_row(scheme.element), half_steps(scheme.element), SCALE_KINDS[level.format],
+            "check", bits.dtype.name, bits, n, k, packed, packed.shape[1], level.tile[0] or n, level.tile[1] or k,
+            tiles, element_row(scheme.element), half_steps(scheme.element), SCALE_KINDS[level.format],
             _factor(scheme, outer), scheme.zero is not None, fused.bits, fused.flip, _as_uint32(rows.scales),
-            _zeros(rows), counts, energies, _floats(units), _floats(units), _floats(LANES),
+            _zeros(rows), counts, energies, _floats(tiles), _floats(units), _floats(units), _floats(LANES),
             np.zeros(LANES, np.float32), _floats(LANES), _floats(LANES), np.empty(LANES, np.uint8), np.zeros(LANES), np.zeros(LANES),
         )  # fmt: skip
         clipped, underflowed, beyond = (int(count) for count in counts)
@@ -94,10 +96,10 @@ class Cpu:
         decoded: NDArray[Any] = np.empty((n, k), np.float32 if wide else np.uint16)
         unused = np.empty(0, np.uint8)
         _run(
-            "dequantize", "uint16", packed, packed.shape[1], n, k, level.tile[0] or n, level.tile[1],
+            "dequantize", "uint16", packed, packed.shape[1], n, k, level.tile[0] or n, level.tile[1] or k,
             rows.scales.shape[1], element_row(scheme.element), SCALE_KINDS[level.format], _factor(scheme, outer),
             scheme.zero is not None, fused.bits, fused.flip, _as_uint32(rows.scales), _zeros(rows), wide,
-            decoded if wide else unused, unused if wide else decoded, _floats(units), _floats(units),
+            decoded if wide else unused, unused if wide else decoded, _floats(rows.scales.shape[1]), _floats(units), _floats(units),
             _floats(STRETCH), np.zeros(STRETCH, np.float32), _floats(STRETCH), np.empty(STRETCH, np.uint8),
         )  # fmt: skip
         if out is FP16:
