@@ -9,6 +9,7 @@ not known yet, come on top and are counted apart).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -242,6 +243,9 @@ class _Builder:
             a.module for a in resolved.assignments if a.module.kind == "Linear" and a.module.experts is None
         ]
         ignore = [module.name for module in linear if module.name not in inside]
+        # Engines build the modules of stacked experts themselves, so a kept stack is ignored by its path.
+        stacks = [a.module.name for a in resolved.kept if a.module.experts is not None]
+        ignore += dict.fromkeys(f"re:^{re.escape(name.rsplit('.', 1)[0])}\\..*" for name in stacks)
         heads = [
             head for a in resolved.assignments if (head := a.module.tied) is not None and head not in ignore
         ]
