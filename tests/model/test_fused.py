@@ -76,6 +76,8 @@ def test_other_families() -> None:
     gdn = "model.language_model.layers.0.linear_attn"
     assert (f"{gdn}.in_proj_qkv", f"{gdn}.in_proj_z") in groups_of("qwen3.5-moe")
     assert ("layers.0.attn.wq_a", "layers.0.attn.wkv") in groups_of("deepseek-v4")
+    compressor = "layers.2.attn.compressor"
+    assert (f"{compressor}.wkv", f"{compressor}.wgate") in groups_of("deepseek-v4")
     assert ("layers.0.attention.wq", "layers.0.attention.wk") in groups_of("mistral-native")
 
 

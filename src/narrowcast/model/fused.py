@@ -16,6 +16,7 @@ What is fused, and by whom:
     w1 w3                          Mixtral's and MiniMax's spelling of gate and up
     q_a_proj kv_a_proj_with_mqa    DeepSeek's MLA (vLLM: fused_qkv_a_proj)
     wq_a wkv_a_with_mqa, wq_a wkv  the same in DeepSeek's own spelling, and in V4 (vLLM: fused_wqa_wkv)
+    wkv wgate                      the compressor of V4 (vLLM: fused_wkv_wgate)
     wq wk wv                       Mistral's own format
     query key value                BERT and its kin in vLLM
     in_proj_qkv in_proj_z,
@@ -39,7 +40,7 @@ SIBLINGS: tuple[tuple[str, ...], ...] = (
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
-    ("wq_a", "wkv_a_with_mqa", "wkv"),
+    ("wq_a", "wkv_a_with_mqa", "wkv", "wgate"),
     ("wq", "wk", "wv"),
     ("query", "key", "value"),
     ("in_proj_qkv", "in_proj_z"),

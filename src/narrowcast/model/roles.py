@@ -10,8 +10,8 @@ belongs to that place, whatever it computes there. *Function* is read from the l
 are tables of rows; the first row that matches wins, and each row says which families it was written for.
 
 Being linear is a separate fact from the role: a linear is a matrix that the model applies as ``x @ W.T + b``,
-which is what engines replace by a quantized kernel. A router is linear and a Mamba ``x_proj`` is not (the
-scan kernel reads its weight directly), and neither is quantized unless a recipe names it.
+which is what engines replace by a quantized kernel. A router is one, and stays wide because of its role; a
+Mamba ``x_proj`` has the class Linear, but the scan kernel reads its weight directly, so it is never quantized.
 
 Left out: reading the model's code. Names that no row knows are reported as unknown (``Module.known``), not
 guessed; an unknown ``.weight`` matrix counts as linear because the class Linear is by far the most common.
