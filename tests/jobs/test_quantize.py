@@ -233,7 +233,9 @@ def test_names_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither a preset nor a recipe"):
         plan(model, tmp_path / "out")
     with pytest.raises(UsageError, match="unknown rule"):
-        quantize(model, tmp_path / "out", preset="mxfp4a16", rule="ceiling")
+        plan(model, tmp_path / "out", "mxfp4a16", rule="ceiling")
+    with pytest.raises(UsageError, match="no scale that takes this rule"):
+        plan(model, tmp_path / "out", "fp8_dynamic", rule="floor")
     with pytest.raises(UsageError, match="nothing to quantize"):
         plan(model, tmp_path / "out", "fp8_dynamic", ignore=["Linear"])
 

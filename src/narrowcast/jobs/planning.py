@@ -30,6 +30,7 @@ from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.config_text import edit_config
 from narrowcast.store.writer import Spec, layout
 from narrowcast.tensors.presets import LinearScheme, presets
+from narrowcast.tensors.scaling import under_rule
 from narrowcast.tensors.schemes import schemes
 
 SOURCES = ("bf16", "fp16", "fp32")
@@ -134,7 +135,7 @@ class _Builder:
             return
         linear = self._linear(target, name, source.shape[1])
         if target.rule is not None:
-            linear = replace(linear, weight=linear.weight.with_rule(target.rule))
+            linear = replace(linear, weight=under_rule(linear.weight, target.rule))
         how = container.spelling(linear, dtype)
         if source.shape[1] % how.width_multiple:
             self.indivisible.setdefault((linear.weight.name, how.width_multiple), []).append(

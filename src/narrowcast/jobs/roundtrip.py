@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from narrowcast.errors import InputError, UsageError
 from narrowcast.kernels.reference.quantize import quantize
 from narrowcast.numbers.codec import encode, round_values, widen
-from narrowcast.numbers.formats import E8M0, FP32, Format, Kind, formats
+from narrowcast.numbers.formats import FP32, Format, Kind, formats
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors, error_report
 from narrowcast.tensors.qtensor import QTensor
-from narrowcast.tensors.scaling import MANTISSA_RULES, OUTER_RULES, POWER_RULES, bump_threshold, check_finite
+from narrowcast.tensors.scaling import OUTER_RULES, POWER_RULES, check_finite, under_rule
 from narrowcast.tensors.schemes import Scale, Scheme, Shape
 
 F32 = NDArray[np.float32]
@@ -129,15 +129,10 @@ def check_rules(trial_schemes: Sequence[Scheme], rules: Sequence[str], spans: Se
 
 def _ruled(scheme: Scheme, rule: str) -> Scheme | None:
     """The scheme under ``rule``, on the level that the rule is for; None where it is for none."""
-    if scheme.inner.format is E8M0:
-        try:
-            bump_threshold(rule, scheme.element)
-        except UsageError:
-            return None
-        return scheme.with_rule(rule)
-    if len(scheme.scales) == 2 and rule in OUTER_RULES:
-        return replace(scheme, scales=(scheme.inner, replace(scheme.scales[1], rule=rule)))
-    return scheme if rule in MANTISSA_RULES and rule == scheme.inner.rule else None
+    try:
+        return under_rule(scheme, rule)
+    except UsageError:
+        return None
 
 
 def load_source(text: str, seed: int = 0) -> tuple[F32, Format]:

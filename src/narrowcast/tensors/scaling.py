@@ -21,6 +21,7 @@ A scale of a nonzero tile is never zero, subnormal in fp32, infinite or NaN; an 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -90,6 +91,22 @@ def bump_threshold(rule: str, element: Format) -> tuple[float, bool]:
         wanted = ", ".join(POWER_RULES) + " with 1 ≤ T ≤ 2"
         raise UsageError("unknown rule of a power-of-two scale", got=rule, wanted=wanted)
     return float(match[1]), True
+
+
+def under_rule(scheme: Scheme, rule: str) -> Scheme:
+    """The scheme with ``rule`` on the level that it is for: the power-of-two scales, or NVFP4's outer scale.
+
+    UsageError where the scheme has no such level, so that a rule is never ignored in silence.
+    """
+    if scheme.inner.format is E8M0:
+        bump_threshold(rule, scheme.element)
+        return scheme.with_rule(rule)
+    if len(scheme.scales) == 2 and rule in OUTER_RULES:
+        return replace(scheme, scales=(scheme.inner, replace(scheme.scales[1], rule=rule)))
+    if len(scheme.scales) == 1 and rule == scheme.inner.rule:
+        return scheme
+    wanted = OUTER_RULES if len(scheme.scales) == 2 else (scheme.inner.rule,)
+    raise UsageError(f"{scheme.name} has no scale that takes this rule", got=rule, wanted=", ".join(wanted))
 
 
 def power_of_two_codes(amax: NDArray[Any], rule: str, element: Format, zero_tile: str = "one") -> NDArray[np.uint8]:
