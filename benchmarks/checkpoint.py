@@ -26,7 +26,7 @@ from contestants import (
     narrowcast,
     take_turns,
 )
-from measure import OURS, ROOT, SCRATCH, Run, run, save, spread, table, verdict
+from measure import OURS, ROOT, SCRATCH, Run, busy, run, save, spread, table, verdict
 
 # name of ours: (limit over cp, peer and how many times faster, llama.cpp's counterpart)
 TARGETS = {
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slow-rounds", type=int, default=1, help="rounds that llm-compressor takes part in")
     options = parser.parse_args()
+    print(busy(), end="")
     threads, source = options.threads, options.scratch / "llama"
     run([OURS, ROOT / "benchmarks" / "synthetic.py", source], threads)
     gguf = make_gguf(source, options.scratch / "llama.gguf")

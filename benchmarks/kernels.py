@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from measure import OURS, PEERS, ROOT, SCRATCH, environment, save, table, verdict
+from measure import OURS, PEERS, ROOT, SCRATCH, busy, environment, save, table, verdict
 from synthetic import pool
 
 HERE = ROOT / "benchmarks"
@@ -88,7 +88,7 @@ class Worker:
 def measure_row(row: str, workers: Sequence[Worker], rounds: int) -> dict[str, dict[str, Any]]:
     """Seconds of every contestant of one row, in turns; an error ends a contestant's part."""
     left = [(worker, name) for worker in workers for name in worker.rows.get(row, [])]
-    found: dict[str, dict[str, Any]] = {name: {"seconds": []} for _, name in left}
+    found: dict[str, dict[str, Any]] = {name: {"seconds": [], "cpu": []} for _, name in left}
     for turn in range(rounds):
         for worker, name in left if turn % 2 == 0 else reversed(left):
             answer = worker.ask(row, name)
@@ -96,6 +96,7 @@ def measure_row(row: str, workers: Sequence[Worker], rounds: int) -> dict[str, d
                 found[name]["error"] = answer["error"]
             else:
                 found[name]["seconds"].append(answer["seconds"])
+                found[name]["cpu"].append(answer["cpu"])
         left = [
             (w, n) for w, n in left if "error" not in found[n] and sum(found[n]["seconds"]) < BUDGET
         ]  # fmt: skip
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=list(BYTES), help="rows of the table")
     options = parser.parse_args()
+    print(busy(), end="")
     shape = (options.rows, options.columns)
     elements = options.rows * options.columns
     path = SCRATCH / "weight.bf16"

@@ -130,6 +130,12 @@ def machine() -> dict[str, str | int | None]:
     return {"cpu": names[0] if names else "unknown", "cores": os.cpu_count(), "memory_gb": round(pages / 1e9)}
 
 
+def busy() -> str:
+    """A warning for the head of a table when other work shares the cores, else nothing."""
+    load = os.getloadavg()[0]
+    return f"load average {load:.1f} before the run: other work shares the cores\n" if load > 0.5 else ""
+
+
 def save(name: str, result: dict[str, object]) -> Path:
     """Write ``result`` with the machine and the date to .bench/NAME.json and return the path."""
     SCRATCH.mkdir(exist_ok=True)

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from contestants import narrowcast
-from measure import OURS, ROOT, SCRATCH, Run, clear, run, save, table, verdict
+from measure import OURS, ROOT, SCRATCH, Run, busy, clear, run, save, table, verdict
 
 SOURCES = {
     "llama": ("2.2 GB, 3 shards", ()),
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, default=SCRATCH)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     options = parser.parse_args()
+    print(busy(), end="")
     out = options.scratch / "out"
     found: dict[str, dict[str, Run]] = {preset: {} for preset in PRESETS}
     for name, (_, arguments) in SOURCES.items():

@@ -17,7 +17,7 @@ import statistics
 from pathlib import Path
 
 from contestants import copy, llama_cpp, llm_compressor, make_gguf, narrowcast, take_turns
-from measure import ROOT, SCRATCH, Run, clear, durable, save, spread, table, verdict
+from measure import ROOT, SCRATCH, Run, busy, clear, durable, save, spread, table, verdict
 
 PRESETS = ("fp8_dynamic", "nvfp4a16")
 
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    print(busy(), end="")
     model, threads = options.model, options.threads
     SCRATCH.mkdir(exist_ok=True)
     out, out_gguf = SCRATCH / "out", SCRATCH / "out.gguf"

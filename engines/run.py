@@ -57,6 +57,7 @@ def load(model: Path) -> Verdict:
 
 def quantize(model: Path, preset: str) -> Path:
     """The checkpoint of one preset, fresh; a failure of ours ends the test."""
+    SCRATCH.mkdir(parents=True, exist_ok=True)
     out = SCRATCH / preset
     shutil.rmtree(out, ignore_errors=True)
     argv = [NARROWCAST, "quantize", model, out, "--preset", preset]

@@ -1,9 +1,9 @@
 """A worker process that holds the weight and times one call when asked, so that two environments can take
 turns.
 
-Protocol, one JSON object a line: the driver writes {"row", "contestant"}, the worker answers {"seconds"} or
-{"error"}. The first object a worker writes lists its contestants by row. The driver skips what libraries
-print.
+Protocol, one JSON object a line: the driver writes {"row", "contestant"}, the worker answers {"seconds",
+"cpu"} or {"error"}. The first object a worker writes lists its contestants by row. The driver skips what
+libraries print.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def serve(calls: Calls, warmups: Calls | None = None) -> None:
             if key not in ready:
                 (warmups or {}).get(key[0], {}).get(key[1], call)()
                 ready.add(key)
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             result = call()
-            seconds = time.perf_counter() - start
+            seconds, cpu = time.perf_counter() - start, time.process_time() - used
             del result
-            print(json.dumps({"seconds": seconds}), flush=True)
+            print(json.dumps({"seconds": seconds, "cpu": cpu}), flush=True)
         except Exception as problem:
             text = str(problem).strip().splitlines() or [type(problem).__name__]
             print(json.dumps({"error": f"{type(problem).__name__}: {text[0][:200]}"}), flush=True)
