@@ -10,8 +10,8 @@ d ≤ B up to rounding, so that |x| ≥ B up to rounding. When x̂ is zero the e
 *Clipped.* With T = fl(limit · s), |x| ≤ T is surely not clipped and |x| > T·(1 + 2^-20) surely is.
 Scales outside [2^-100, 2^100] are always doubted, so that no product here is subnormal or infinite.
 
-Energies: lane l of 512 sums the columns l, l + 512, ... of every row in float64, rows in order; then the lanes
-are added in order. The result depends on nothing but the chunk.
+Energies: lane l of 16 sums the columns l, l + 16, ... of every row in float64, rows in order; then the lanes are
+added in order. The result depends on nothing but the chunk.
 """
 
 from __future__ import annotations
@@ -20,102 +20,147 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.kernels.cpu.codes import DOUBTFUL, UNDERFLOWED, fields, float_reach
-from narrowcast.kernels.cpu.decode import decode, load_tiles, unpack
-from narrowcast.kernels.cpu.lanes import as_float, at, widen
-from narrowcast.kernels.cpu.loops import loop
+from narrowcast.kernels.cpu.codes import DOUBTFUL, UNDERFLOWED
+from narrowcast.kernels.cpu.decode import copy_last, decode
+from narrowcast.kernels.cpu.lanes import at
+from narrowcast.kernels.cpu.loops import as_float, loop, value
 from narrowcast.kernels.cpu.parameters import (
-    BIAS, FLOAT_ELEMENT, HALF_TOP, HIGH, KIND, LANES, LOW, MANTISSA, SIGN, UNIT,
+    DECODING, FLOAT_ELEMENT, HALF_TOP, HIGH, KIND, LOW, STRETCH, UNIT,
 )  # fmt: skip
-from narrowcast.kernels.cpu.scales import to_elements
+from narrowcast.kernels.cpu.scales import load_tiles
+from narrowcast.kernels.cpu.units import (
+    check_float4, check_float6, check_float8, check_integer4, check_integer6, check_integer8, separate4, separate6,
+    separate8,
+)  # fmt: skip
 
 SLACK = 2.0**-22
 f64 = np.float64
-u32 = np.uint32
 
 
 @loop
-def reaches(codes: Any, count: int, element: Any, divisors: Any, reach: Any) -> None:
-    """reach[j] = half the step at codes[j], times the divisor."""
-    if element[KIND] == FLOAT_ELEMENT:
-        m, bias, sign = element[MANTISSA], element[BIAS], element[SIGN]
-        for j in range(count):
-            reach[j] = float_reach(codes[j], divisors[j], m, bias, sign)
-    else:
-        half = as_float(element[HALF_TOP])
-        for j in range(count):
-            reach[j] = half * divisors[j]
-
-
-@loop
-def fast_counts(x: Any, count: int, decoded: Any, reach: Any, element: Any, divisors: Any, zeros: Any) -> int:
-    """The sum of the fields of every element."""
+def fast_check(
+    x: Any, packed: Any, units: int, element: Any, bits: int, flip: int, divisors: Any, offsets: Any,
+    total: Any, signal: Any, noise: Any,
+) -> None:  # fmt: skip
+    """Add the fields of every element of whole units to ``total``, and their energies, by lanes."""
+    kind, a, b, c = element[KIND], element[DECODING], element[DECODING + 1], element[DECODING + 2]
+    d, e = element[DECODING + 3], element[DECODING + 4]
     top, bottom, half = as_float(element[HIGH]), as_float(element[LOW]), as_float(element[HALF_TOP])
-    total = u32(0)
-    for j in range(count):
-        total = u32(total + fields(widen(x[j]), decoded[j], reach[j], divisors[j], zeros[j], top, bottom, half))
-    return total
+    for u in range(units):
+        xs, codes, s, zero = at(x, u * UNIT), at(packed, 2 * u * bits), divisors[u], offsets[u]
+        if kind == FLOAT_ELEMENT:
+            if bits == 8:
+                check_float8(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
+            elif bits == 4:
+                check_float4(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
+            else:
+                check_float6(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
+        elif bits == 8:
+            check_integer8(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
+        elif bits == 4:
+            check_integer4(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
+        else:
+            check_integer6(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
+
+
+@loop
+def separate(packed: Any, bits: int, flip: int, codes: Any) -> None:
+    """The codes of one unit, one a byte."""
+    if bits == 8:
+        separate8(codes, packed, flip)
+    elif bits == 4:
+        separate4(codes, packed, flip)
+    else:
+        separate6(codes, packed, flip)
 
 
 @loop
 def exact_counts(
-    x: Any, count: int, codes: Any, decoded: Any, element: Any, half: Any, divisors: Any, zeros: Any, counts: Any
-) -> None:
-    """The definition, in float64: adds to counts = clipped, underflowed, beyond."""
+    x: Any, count: int, codes: Any, decoded: Any, element: Any, half: Any, divisor: float, offset: float, counts: Any
+) -> None:  # fmt: skip
+    """The definition, in float64, on one unit: adds to counts = clipped, underflowed, beyond."""
     top, bottom = f64(as_float(element[HIGH])), f64(as_float(element[LOW]))
-    half_top = f64(as_float(element[HALF_TOP]))
+    half_top, s, zero = f64(as_float(element[HALF_TOP])), f64(divisor), f64(offset)
     for j in range(count):
-        s, zero = f64(divisors[j]), f64(zeros[j])
-        wide, value = f64(widen(x[j])), f64(decoded[j])
-        slack = f64(SLACK) * abs(wide)
+        wide, y = f64(value(x[j])), f64(decoded[j])
+        slack = SLACK * abs(wide)
         clipped = wide > (top - zero + half_top) * s + slack or wide < (bottom - zero - half_top) * s - slack
         bound = f64(half[codes[j]]) * s + slack
-        bound += f64(SLACK) * abs(zero) * s
+        bound += SLACK * abs(zero) * s
         if clipped:
             counts[0] += 1
-        elif value == 0.0 and wide != 0.0:
+        elif y == 0.0 and wide != 0.0:
             counts[1] += 1
-        elif abs(wide - value) > bound:
+        elif abs(wide - y) > bound:
             counts[2] += 1
 
 
 @loop
-def add_energies(x: Any, count: int, decoded: Any, signal: Any, noise: Any) -> None:
-    """Add x² and (x - x̂)² to the lanes."""
-    for j in range(count):
-        wide = f64(widen(x[j]))
-        difference = wide - f64(decoded[j])
-        signal[j] += wide * wide
-        noise[j] += difference * difference
+def exact_check(
+    x: Any, packed: Any, count: int, element: Any, half: Any, bits: int, flip: int, divisors: Any, offsets: Any,
+    counts: Any, decoded: Any, codes: Any, last_packed: Any,
+) -> None:  # fmt: skip
+    """``exact_counts`` of a stretch; ``decoded`` is left with the last unit's values."""
+    for u in range((count + UNIT - 1) // UNIT):
+        size = min(UNIT, count - u * UNIT)
+        copy_last(at(packed, 2 * u * bits), size, bits, last_packed)
+        decode(last_packed, 1, element, bits, flip, at(divisors, u), at(offsets, u), decoded)
+        separate(last_packed, bits, flip, codes)
+        exact_counts(at(x, u * UNIT), size, codes, decoded, element, half, divisors[u], offsets[u], counts)
 
 
 @loop
-def check_stretch(
-    x: Any, packed: Any, count: int, element: Any, half: Any, bits: int, flip: int, counts: Any,
-    divisors: Any, zeros: Any, decoded: Any, reach: Any, buffer: Any, signal: Any, noise: Any,
+def settle(total: Any, counts: Any) -> int:
+    """Take the fields of a stretch; whether one element was doubtful, and nothing is counted."""
+    fields = 0
+    for lane in range(UNIT):
+        fields += total[lane]
+        total[lane] = 0
+    if fields >= DOUBTFUL:
+        return 1
+    counts[0] += fields % UNDERFLOWED
+    counts[1] += fields // UNDERFLOWED
+    return 0
+
+
+@loop
+def check_row(
+    x: Any, k: int, packed: Any, element: Any, half: Any, bits: int, flip: int, divisors: Any, offsets: Any,
+    counts: Any, total: Any, signal: Any, noise: Any, decoded: Any, codes: Any, last_packed: Any,
 ) -> None:  # fmt: skip
-    """Counts and energies of at most LANES columns of a row."""
-    unpack(packed, count, bits, flip, buffer)
-    decode(buffer, count, element, divisors, zeros, decoded)
-    reaches(buffer, count, element, divisors, reach)
-    total = fast_counts(x, count, decoded, reach, element, divisors, zeros)
-    if total >= u32(DOUBTFUL):
-        exact_counts(x, count, buffer, decoded, element, half, divisors, zeros, counts)
-    else:
-        counts[0] += total % UNDERFLOWED
-        counts[1] += total // UNDERFLOWED
-    add_energies(x, count, decoded, signal, noise)
+    """Counts and energies of one row; fewer than 16 last elements are counted exactly."""
+    whole = k // UNIT * UNIT
+    for j in range(0, whole, STRETCH):
+        count, at_packed, u = min(STRETCH, whole - j), at(packed, j * bits // 8), j // UNIT
+        s, zero = at(divisors, u), at(offsets, u)
+        fast_check(at(x, j), at_packed, count // UNIT, element, bits, flip, s, zero, total, signal, noise)
+        if settle(total, counts):
+            exact_check(
+                at(x, j), at_packed, count, element, half, bits, flip, s, zero, counts, decoded, codes, last_packed
+            )  # fmt: skip
+    if whole < k:
+        u, rest = whole // UNIT, k - whole
+        exact_check(
+            at(x, whole), at(packed, 2 * u * bits), rest, element, half, bits, flip, at(divisors, u), at(offsets, u),
+            counts, decoded, codes, last_packed,
+        )  # fmt: skip
+        for j in range(rest):
+            wide = f64(value(x[whole + j]))
+            error = wide - f64(decoded[j])
+            signal[j] += wide * wide
+            noise[j] += error * error
 
 
 def check_kernel(
     x: Any, n: int, k: int, packed: Any, row_bytes: int, tile_rows: int, cols: int, tiles: int, element: Any, half: Any,
     kind: int, outer: float, asymmetric: int, bits: int, flip: int, codes: Any, zeros: Any, counts: Any, energies: Any,
-    values: Any, divisors: Any, offsets: Any, spread: Any, zeros_spread: Any, decoded: Any, reach: Any, buffer: Any,
-    signal: Any, noise: Any,
+    values: Any, divisors: Any, offsets: Any, total: Any, signal: Any, noise: Any, decoded: Any, unit_codes: Any,
+    last_packed: Any,
 ) -> None:  # fmt: skip
     """Add to counts (clipped, underflowed, beyond) and energies (signal, noise) of x [n, k].
 
-    The arguments after ``energies`` are scratch, of which ``zeros_spread``, ``signal`` and ``noise`` begin as zeros.
+    The arguments after ``energies`` are scratch, of which ``offsets``, ``total``, ``signal`` and ``noise`` begin as
+    zeros.
     """
     for i in range(n):
         if i % tile_rows == 0:
@@ -123,15 +168,10 @@ def check_kernel(
             load_tiles(
                 at(codes, r), at(zeros, r), tiles, kind, outer, cols, k, asymmetric, values, divisors, offsets
             )  # fmt: skip
-        for j in range(0, k, LANES):
-            count = min(LANES, k - j)
-            to_elements(at(divisors, j // UNIT), count, spread)
-            if asymmetric:
-                to_elements(at(offsets, j // UNIT), count, zeros_spread)
-            check_stretch(
-                at(x, i * k + j), at(packed, i * row_bytes + j * bits // 8), count, element, half, bits, flip, counts,
-                spread, zeros_spread, decoded, reach, buffer, signal, noise,
-            )  # fmt: skip
-    for lane in range(LANES):
+        check_row(
+            at(x, i * k), k, at(packed, i * row_bytes), element, half, bits, flip, divisors, offsets, counts, total,
+            signal, noise, decoded, unit_codes, last_packed,
+        )  # fmt: skip
+    for lane in range(UNIT):
         energies[0] += signal[lane]
         energies[1] += noise[lane]

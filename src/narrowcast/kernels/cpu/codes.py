@@ -1,185 +1,141 @@
-"""What happens to one number: float32 to code and back, amax to stored scale and back, one element's check.
+"""What happens to a number: float32 to code and back, amax to stored scale and back, one element's check.
 
 A float code is made by arithmetic on the bits of y. Normal results: add half of the dropped bits, less one plus
-the lowest kept bit, and shift (ties go to even, a carry moves into the exponent). Subnormal results: add a
-number whose ulp is the smallest subnormal and read its low bits. An integer code is the low bits of
-y + 1.5·2^23, where a float32 has an ulp of 1.
+the lowest kept bit, and shift (ties go to even, a carry moves into the exponent). Subnormal results: add a number
+whose ulp is the smallest subnormal and read its low bits. An integer code is the low bits of y + 1.5·2^23, where a
+float32 has an ulp of 1.
+
+Parameters are lanes in kernels that serve every format, and Python integers where the format is fixed.
 """
 
 from __future__ import annotations
 
-from narrowcast.kernels.cpu.lanes import Lane, greater, smaller, traced
-from narrowcast.kernels.cpu.parameters import (
-    BF16_SCALE, BIAS, DROP, FP16_SCALE, INF, MAGIC, MANTISSA, NORMAL, REBIAS, SIGN, TOP, element_row,
-)  # fmt: skip
-from narrowcast.numbers.formats import E4M3FN, FP16, Format
+from typing import Any
+
+import numpy as np
+
+from narrowcast.kernels.cpu.lanes import Lane, greater, smaller
+from narrowcast.kernels.cpu.parameters import BF16_SCALE, FP16_SCALE, decoding, encoding
+from narrowcast.numbers.formats import E4M3FN, FP16
 
 ROUNDER = 1.5 * 2.0**23
 SMALLEST = 2.0**-126  # no stored scale in fp32 or bf16 is smaller
 QUIET_NAN, INFINITY = 0x7FC00000, 0x7F800000
-UNDERFLOWED, DOUBTFUL = 1 << 10, 1 << 20  # fields of one count of up to 512 elements; clipped is the lowest
-ENCODING, DECODING = (DROP, REBIAS, NORMAL, MAGIC, TOP, SIGN), (MANTISSA, BIAS, SIGN, TOP, INF)
+UNDERFLOWED, DOUBTFUL = 1 << 10, 1 << 20  # fields of a count of a stretch of elements; clipped is the lowest
+NEAR = 1 + 2.0**-20
 
 
-def _constants(lane: Lane, fmt: Format, indices: tuple[int, ...]) -> list[Lane]:
-    """Parameters of a fixed format."""
-    return [lane.constant(int(element_row(fmt)[index])) for index in indices]
+def _as_float(pattern: Any) -> Any:
+    return pattern.float if isinstance(pattern, Lane) else float(np.uint32(pattern).view(np.float32))
 
 
-def _encode(y: Lane, drop: Lane, rebias: Lane, normal: Lane, magic: Lane, top: Lane, sign: Lane) -> Lane:
+def encode_float(y: Lane, drop: Any, rebias: Any, normal: Any, magic: Any, top: Any, sign: Any) -> Lane:
     """Nearest-even code in a float format, saturating; the sign is kept for zeros too."""
     a = y.bits & 0x7FFFFFFF
     rounded = (a + rebias + ((a >> drop) & 1)) >> drop
-    small = (a.float + magic.float).bits - magic
+    small = (a.float + _as_float(magic)).bits - magic
     return smaller((a >= normal).select(rounded, small), top) | ((y.bits >> 31) << sign)
 
 
-def _decode(code: Lane, m: Lane, bias: Lane, sign: Lane, top: Lane, inf: Lane) -> Lane:
+def decode_float(code: Lane, m: Any, bias: Any, sign: Any, top: Any, inf: Any) -> Lane:
     """Value of a float code. Normal: the fields moved into place. Below: an integer times the smallest subnormal."""
-    size = code & ((code.constant(1) << sign) - 1)
+    size = code & ((1 << sign) - 1)
     negative = (code >> sign) << 31
-    normal = (size << (code.constant(23) - m)) + (bias << 23)
-    small = (size.number * ((bias + 1 - m) << 23).float).bits
+    normal = (size << (23 - m)) + (bias << 23)
+    small = (size.number * _as_float((bias + 1 - m) << 23)).bits
     bits = ((size >> m) > 0).select(normal, small) | negative
     special = size.equals(inf).select(negative | INFINITY, QUIET_NAN)
     return (size > top).select(special, bits).float
 
 
-def _bf16(x: Lane) -> Lane:
-    """Nearest-even bf16 pattern of a float32 that is not NaN."""
-    return (x.bits + 0x7FFF + ((x.bits >> 16) & 1)) >> 16
+def encode_integer(y: Lane, low: Any, high: Any, gain: Any, mask: Any) -> Lane:
+    """Nearest-even two's complement or unsigned code of y · gain, clamped."""
+    clamped = smaller(greater(y, _as_float(low)), _as_float(high))
+    return (clamped * _as_float(gain) + ROUNDER).bits & mask
 
 
-@traced("u8", "f32", "u32", "u32", "u32", "u32", "u32", "u32", "u32")
-def float_code(y: Lane, flip: Lane, *encoding: Lane) -> Lane:
-    """A code XORed with ``flip``."""
-    return _encode(y, *encoding) ^ flip
+def decode_integer(code: Lane, mask: Any, sign: Any, step: Any) -> Lane:
+    """Value of an integer code; ``sign`` is the sign bit of signed codes, else 0."""
+    return (((code & mask) ^ sign) - sign).number * _as_float(step)
 
 
-@traced("u8", "u8", "u8")
-def nibbles(first: Lane, second: Lane) -> Lane:
-    """Two 4-bit codes in a byte."""
-    return first.wide | (second.wide << 4)
-
-
-@traced("u8", "u8")
-def low_nibble(byte: Lane) -> Lane:
-    """The first 4-bit code of a byte."""
-    return byte.wide & 15
-
-
-@traced("u8", "u8")
-def high_nibble(byte: Lane) -> Lane:
-    """The second 4-bit code of a byte."""
-    return byte.wide >> 4
-
-
-@traced("u8", "f32", "u32", "f32", "f32", "f32", "u32")
-def integer_code(y: Lane, flip: Lane, low: Lane, high: Lane, gain: Lane, mask: Lane) -> Lane:
-    """Nearest-even two's complement or unsigned code of y · gain, clamped, XORed with ``flip``."""
-    clamped = smaller(greater(y, low), high)
-    return ((clamped * gain + ROUNDER).bits & mask) ^ flip
-
-
-@traced("f32", "u8", "f32", "u32", "u32", "u32", "u32", "u32")
-def float_value(code: Lane, divisor: Lane, *decoding: Lane) -> Lane:
-    """Value of a float code times its divisor."""
-    return _decode(code.wide, *decoding) * divisor
-
-
-@traced("f32", "u8", "f32", "f32", "u32", "u32", "f32")
-def integer_value(code: Lane, divisor: Lane, zero: Lane, mask: Lane, sign: Lane, step: Lane) -> Lane:
-    """(value of an integer code - zero) · divisor; ``sign`` is the sign bit of signed codes, else 0."""
-    return ((((code.wide & mask) ^ sign) - sign).number * step - zero) * divisor
-
-
-@traced("u16", "f32")
-def bf16_value(x: Lane) -> Lane:
-    """Nearest-even bf16 pattern of any float32; NaN is quieted."""
+def to_bf16(x: Lane) -> Lane:
+    """Nearest-even bf16 pattern; NaN is quieted."""
+    rounded = (x.bits + 0x7FFF + ((x.bits >> 16) & 1)) >> 16
     nan = (x.bits & 0x7FFFFFFF) > INFINITY
-    return nan.select((x.bits >> 16) | 0x40, _bf16(x))
+    return nan.select((x.bits >> 16) | 0x40, rounded)
 
 
-@traced("u32", "f32", "u32", "u32")
 def power_of_two_scale(amax: Lane, threshold: Lane, emax: Lane) -> Lane:
     """The E8M0 byte: exponent of amax, less emax, plus one where its significand reaches the threshold."""
     normal = amax.bits >= 0x800000
     bits = normal.select(amax.bits, amax.bits.number.bits)  # a subnormal is an integer times 2^-149
-    bump = (((bits & 0x7FFFFF) | 0x800000) >= threshold).select(amax.constant(1), 0)
+    significand = (bits & 0x7FFFFF) | 0x800000
     # Offset by 512, so that exponents below the format's stay positive until they are clamped.
-    raised = (bits >> 23) + bump + normal.select(amax.constant(512), 512 - 149) - emax
+    raised = (bits >> 23) + normal.select(amax.bits & 0 | 512, 512 - 149) - emax
+    raised = (significand >= threshold).select(raised + 1, raised)
     byte = smaller(greater(raised, 512), 512 + 254) - 512
     return amax.equals(0.0).select(127, byte)
 
 
-def _value(amax: Lane, span: Lane, outer: Lane) -> Lane:
-    return amax / span / outer
+def e4m3_scale(value: Lane) -> Lane:
+    """Nearest-even saturated E4M3 code of a positive value, never zero."""
+    return greater(encode_float(value, *encoding(E4M3FN)), 1)
 
 
-@traced("u32", "f32", "f32", "f32", "u32")
-def wide_scale(amax: Lane, span: Lane, outer: Lane, kind: Lane) -> Lane:
-    """Pattern of an fp32, bf16 or fp16 scale; never zero, and never subnormal but in fp16."""
-    value = _value(amax, span, outer)
+def wide_scale(value: Lane, kind: Lane) -> Lane:
+    """Pattern of a positive fp32, bf16 or fp16 scale; never zero, and never subnormal but in fp16."""
     normal = greater(value, SMALLEST)
-    narrow = _encode(smaller(greater(value, 2.0**-24), 65504.0), *_constants(amax, FP16, ENCODING))
-    fp16, bf16 = kind.equals(FP16_SCALE), kind.equals(BF16_SCALE)
-    code = fp16.select(narrow, bf16.select(_bf16(normal), normal.bits))
-    one = fp16.select(amax.constant(0x3C00), bf16.select(amax.constant(0x3F80), 0x3F800000))
-    return amax.equals(0.0).select(one, code)
+    narrow = encode_float(smaller(greater(value, 2.0**-24), 65504.0), *encoding(FP16))
+    return kind.equals(FP16_SCALE).select(narrow, kind.equals(BF16_SCALE).select(to_bf16(normal), normal.bits))
 
 
-@traced("u32", "f32", "f32", "f32")
-def e4m3_scale(amax: Lane, span: Lane, outer: Lane) -> Lane:
-    """E4M3 code of amax / span / outer, never zero."""
-    code = _encode(_value(amax, span, outer), *_constants(amax, E4M3FN, ENCODING))
-    return amax.equals(0.0).select(0x38, greater(code, 1))
+def wide_one(kind: Lane) -> Lane:
+    """The pattern of 1.0 as such a scale."""
+    one = kind & 0
+    return kind.equals(FP16_SCALE).select(one | 0x3C00, kind.equals(BF16_SCALE).select(one | 0x3F80, one | 0x3F800000))
 
 
-@traced("f32", "u32")
 def e8m0_value(code: Lane) -> Lane:
     """Value of an E8M0 byte; 255 is NaN."""
     bits = code.equals(0).select(1 << 22, code << 23)
     return code.equals(255).select(QUIET_NAN, bits).float
 
 
-@traced("f32", "u32")
 def e4m3_value(code: Lane) -> Lane:
     """Value of an E4M3 code."""
-    return _decode(code, *_constants(code, E4M3FN, DECODING))
+    return decode_float(code, *decoding(E4M3FN))
 
 
-@traced("f32", "u32", "u32")
 def wide_value(code: Lane, kind: Lane) -> Lane:
     """Value of an fp32, bf16 or fp16 pattern."""
-    half = _decode(code, *_constants(code, FP16, DECODING))
+    half = decode_float(code, *decoding(FP16))
     return kind.equals(FP16_SCALE).select(half, kind.equals(BF16_SCALE).select((code << 16).float, code.float))
 
 
-@traced("u8", "f32", "f32", "f32", "f32")
 def zero_point(high: Lane, low: Lane, scale: Lane, top: Lane) -> Lane:
     """round(-low / scale) clamped to the codes; the middle code for an all-zero tile."""
     rounded = (smaller(greater(-low / scale, 0.0), top) + ROUNDER).bits & 0xFF
     middle = ((top + 1.0) * 0.5 + ROUNDER).bits & 0xFF
-    return ((high - low).equals(0.0)).select(middle, rounded)
+    return (high - low).equals(0.0).select(middle, rounded)
 
 
-@traced("f32", "u8", "f32", "u32", "u32", "u32")
-def float_reach(code: Lane, divisor: Lane, m: Lane, bias: Lane, sign: Lane) -> Lane:
-    """Half the step of a float format at ``code``, times the divisor."""
-    size = code.wide & ((code.constant(1) << sign) - 1)
-    return ((greater(size >> m, 1) + bias - m - 1) << 23).float * divisor
+def float_step(code: Lane, m: Any, bias: Any, sign: Any) -> Lane:
+    """Half the step of a float format at ``code``."""
+    size = code & ((1 << sign) - 1)
+    return ((greater(size >> m, 1) + (bias - m - 1)) << 23).float
 
 
-@traced("u32", "f32", "f32", "f32", "f32", "f32", "f32", "f32", "f32")
 def fields(x: Lane, y: Lane, reach: Lane, divisor: Lane, zero: Lane, top: Lane, bottom: Lane, half: Lane) -> Lane:
     """One element's fields of the count: clipped, underflowed or doubtful; see ``check``."""
-    limit = (x < 0.0).select(zero - bottom, top - zero) + half
-    limit = limit * divisor
-    near = x.size <= limit * (1 + 2.0**-20)
+    high, low = (top - zero + half) * divisor, (zero - bottom + half) * divisor
+    limit, near = (x < 0.0).select(low, high), (x < 0.0).select(low * NEAR, high * NEAR)
     within = (x - y).size <= reach + x.size * (0.75 * 2.0**-23)
-    lost = (x.size > 0.0).select(x.constant(UNDERFLOWED), 0)
-    inside = y.equals(0.0).select(lost, within.select(x.constant(0), DOUBTFUL))
-    counted = (x.size > limit).select(near.select(x.constant(DOUBTFUL), 1), inside)
+    nothing = x.bits & 0
+    lost = (x.size > 0.0).select(nothing | UNDERFLOWED, 0)
+    inside = y.equals(0.0).select(lost, within.select(nothing, DOUBTFUL))
+    outside = (x.size <= near).select(nothing | DOUBTFUL, 1)
     sure = (divisor >= 2.0**-100) & (divisor <= 2.0**100)
-    return sure.select(counted, DOUBTFUL)
+    doubt = sure.select(divisor.bits & 0, DOUBTFUL)
+    return (x.size > limit).select(outside, inside) | doubt
 

@@ -29,18 +29,19 @@ Kernel = Callable[..., int]
 _HERE = Path(__file__).parent
 _lock = threading.Lock()
 
-# Arguments by letter: i int64, f float32, and pointers: S the carrier, B uint8, H uint16, W uint32, N int64,
-# F float32, D float64.
+# Arguments by letter: i int64, f float32, and pointers: S the carrier, B uint8, W uint32, N int64, F float32,
+# D float64.
 _SIGNATURES = {
     "peak": "S i S",
-    "quantize": "S i i i i i W W f i i i i B i W B S S F F F F F F F F B",
-    "check": "S i i B i i i i W F i f i i i W B N D F F F F F F F B D D",
-    "dequantize": "B i i i i i i W i f i i i W B i F H F F F F F F B",
+    "quantize": "S i i i i i W W f i i i i B i W B S S F F F F F S B",
+    "check": "S i i B i i i i W F i f i i i W B N D F F F W D D F B B",
+    "dequantize": "B i i i i i i W i f i i i W B S F F F S B",
 }
 
 
 def kernel(name: str, carrier: str) -> Kernel:
-    """The compiled function ``name`` for stored elements of this carrier ("uint16" or "uint32").
+    """The compiled function ``name`` for elements of this carrier: "uint16", "uint32", or what to dequantize to,
+    "uint16" (bf16) or "float32".
 
     Arguments are integers, floats and array addresses; the call releases the interpreter lock.
     """
@@ -76,7 +77,7 @@ def _compile(name: str, carrier: str, symbol: str) -> bytes:
     }[name]
     letters = {
         "i": types.int64, "f": types.float32, "S": types.CPointer(getattr(types, carrier)),
-        "B": types.CPointer(types.uint8), "H": types.CPointer(types.uint16), "W": types.CPointer(types.uint32),
+        "B": types.CPointer(types.uint8), "W": types.CPointer(types.uint32),
         "N": types.CPointer(types.int64), "F": types.CPointer(types.float32), "D": types.CPointer(types.float64),
     }  # fmt: skip
     arguments = tuple(letters[letter] for letter in _SIGNATURES[name].split())

@@ -1,11 +1,11 @@
-"""Scalar functions for the insides of loops, in honest 32-bit arithmetic.
+"""The insides of loops: functions of sixteen numbers at a time, traced straight into LLVM vector instructions.
 
-Numba computes every integer in 64 bits, which halves the lanes of a vectorised loop unless each single result is
-cast back. ``traced`` makes a numba function of a Python function by running it once on ``Lane`` values, whose
-operators emit the LLVM instruction of their own width: unsigned for integers, one rounding for floats. There are
-no branches; ``select`` chooses between two computed values, as a vector unit does.
+Numba computes every integer in 64 bits and leaves it to LLVM to find the vectors; both cost speed and compile
+time. ``traced`` makes a numba function of a Python function by running it once on ``Lane`` values, whose operators
+emit one instruction each: 32-bit unsigned for integers, one rounding for floats, on one number or on sixteen alike.
+There are no branches; ``select`` chooses between two computed values, as a vector unit does.
 
-Shift counts must be below 32. Plain Python numbers become constants of the other operand's type.
+Shift counts must be below 32. Python numbers become constants, and single values spread, to the other operand's type.
 """
 
 from __future__ import annotations
@@ -21,60 +21,98 @@ from numba.extending import intrinsic
 
 from narrowcast.kernels.cpu.parameters import UNIT
 
-_TYPES = {"u8": types.uint8, "u16": types.uint16, "u32": types.uint32, "f32": types.float32}
-_BITS, _FLOAT = ir.IntType(32), ir.FloatType()
+_WORD, _FLOAT, _DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
+_SCALARS = {"u8": types.uint8, "u16": types.uint16, "u32": types.uint32, "f32": types.float32}
+
+
+def _shaped(element: Any, count: int) -> Any:
+    return ir.VectorType(element, count) if count else element
 
 
 class Lane:
-    """One value inside a traced function: a float32, an unsigned integer, or a condition."""
+    """A value inside a traced function: one number or condition (``count`` 0), or a vector of ``count``."""
 
     def __init__(self, builder: Any, value: Any) -> None:
         self.builder, self.value = builder, value
+        self.count = value.type.count if isinstance(value.type, ir.VectorType) else 0
+        self.element = value.type.element if self.count else value.type
 
     @property
     def is_float(self) -> bool:
-        return self.value.type == _FLOAT
+        return self.element in (_FLOAT, _DOUBLE)
 
-    def _other(self, other: Any) -> Any:
-        return other.value if isinstance(other, Lane) else ir.Constant(self.value.type, other)
+    def _make(self, value: Any) -> Lane:
+        return Lane(self.builder, value)
 
-    def _binary(self, name: str, other: Any) -> Lane:
-        operation = f"f{name}" if self.is_float else name
-        return Lane(self.builder, getattr(self.builder, operation)(self.value, self._other(other)))
+    def _spread(self, count: int) -> Any:
+        """The LLVM value, repeated ``count`` times if it is a single one."""
+        if self.count or not count:
+            return self.value
+        one = self.builder.insert_element(
+            ir.Constant(ir.VectorType(self.element, count), ir.Undefined), self.value, ir.Constant(_WORD, 0)
+        )
+        mask = ir.Constant(ir.VectorType(_WORD, count), [0] * count)
+        return self.builder.shuffle_vector(one, one, mask)
+
+    def _constant(self, number: Any) -> Any:
+        if self.count:
+            return ir.Constant(ir.VectorType(self.element, self.count), [number] * self.count)
+        return ir.Constant(self.element, number)
+
+    def _pair(self, other: Any) -> tuple[Any, Any]:
+        if not isinstance(other, Lane):
+            return self.value, self._constant(other)
+        count = self.count or other.count
+        return self._spread(count), other._spread(count)
+
+    def _arithmetic(self, name: str, other: Any, swapped: bool = False) -> Lane:
+        operation = getattr(self.builder, f"f{name}" if self.is_float else name)
+        pair = self._pair(other)
+        return self._make(operation(*(pair[::-1] if swapped else pair)))
+
+    def _logic(self, name: str, other: Any, swapped: bool = False) -> Lane:
+        pair = self._pair(other)
+        return self._make(getattr(self.builder, name)(*(pair[::-1] if swapped else pair)))
 
     def _compare(self, sign: str, other: Any) -> Lane:
         compare = self.builder.fcmp_ordered if self.is_float else self.builder.icmp_unsigned
-        return Lane(self.builder, compare(sign, self.value, self._other(other)))
+        return self._make(compare(sign, *self._pair(other)))
 
     def __add__(self, other: Any) -> Lane:
-        return self._binary("add", other)
+        return self._arithmetic("add", other)
 
     def __sub__(self, other: Any) -> Lane:
-        return self._binary("sub", other)
+        return self._arithmetic("sub", other)
+
+    def __rsub__(self, other: Any) -> Lane:
+        return self._arithmetic("sub", other, swapped=True)
 
     def __mul__(self, other: Any) -> Lane:
-        return self._binary("mul", other)
+        return self._arithmetic("mul", other)
 
     def __truediv__(self, other: Any) -> Lane:
-        return self._binary("div", other)
+        return self._arithmetic("div", other)
 
     def __neg__(self) -> Lane:
-        return Lane(self.builder, self.builder.fneg(self.value))
+        return self._make(self.builder.fneg(self.value))
 
     def __and__(self, other: Any) -> Lane:
-        return Lane(self.builder, self.builder.and_(self.value, self._other(other)))
+        return self._logic("and_", other)
 
     def __or__(self, other: Any) -> Lane:
-        return Lane(self.builder, self.builder.or_(self.value, self._other(other)))
+        return self._logic("or_", other)
 
     def __xor__(self, other: Any) -> Lane:
-        return Lane(self.builder, self.builder.xor(self.value, self._other(other)))
+        return self._logic("xor", other)
 
     def __lshift__(self, other: Any) -> Lane:
-        return Lane(self.builder, self.builder.shl(self.value, self._other(other)))
+        return self._logic("shl", other)
+
+    def __rlshift__(self, other: Any) -> Lane:
+        return self._logic("shl", other, swapped=True)
 
     def __rshift__(self, other: Any) -> Lane:
-        return Lane(self.builder, self.builder.lshr(self.value, self._other(other)))
+        return self._logic("lshr", other)
 
     def __lt__(self, other: Any) -> Lane:
         return self._compare("<", other)
@@ -91,15 +129,28 @@ class Lane:
     def equals(self, other: Any) -> Lane:
         return self._compare("==", other)
 
+    def select(self, yes: Any, no: Any) -> Lane:
+        """``yes`` where this condition holds, else ``no``; one of them may be a Python number."""
+        typed = yes if isinstance(yes, Lane) else no
+        count = max(lane.count for lane in (self, yes, no) if isinstance(lane, Lane))
+        typed = self._make(typed._spread(count))
+        chosen = (v._spread(count) if isinstance(v, Lane) else typed._constant(v) for v in (yes, no))
+        return self._make(self.builder.select(self.value if not self.count else self._spread(count), *chosen))
+
     @property
     def bits(self) -> Lane:
         """The pattern of a float32."""
-        return Lane(self.builder, self.builder.bitcast(self.value, _BITS))
+        return self._make(self.builder.bitcast(self.value, _shaped(_WORD, self.count)))
 
     @property
     def float(self) -> Lane:
         """The float32 of a pattern."""
-        return Lane(self.builder, self.builder.bitcast(self.value, _FLOAT))
+        return self._make(self.builder.bitcast(self.value, _shaped(_FLOAT, self.count)))
+
+    @property
+    def double(self) -> Lane:
+        """A float32 as float64."""
+        return self._make(self.builder.fpext(self.value, _shaped(_DOUBLE, self.count)))
 
     @property
     def size(self) -> Lane:
@@ -109,21 +160,60 @@ class Lane:
     @property
     def number(self) -> Lane:
         """A two's complement integer as float32, rounded to nearest even."""
-        return Lane(self.builder, self.builder.sitofp(self.value, _FLOAT))
+        return self._make(self.builder.sitofp(self.value, _shaped(_FLOAT, self.count)))
 
     @property
-    def wide(self) -> Lane:
-        """A narrower unsigned integer in 32 bits."""
-        return Lane(self.builder, self.builder.zext(self.value, _BITS))
+    def words(self) -> Lane:
+        """Narrower unsigned integers in 32 bits."""
+        return self._make(self.builder.zext(self.value, _shaped(_WORD, self.count)))
 
-    def constant(self, value: int) -> Lane:
-        """A 32-bit constant in the same function."""
-        return Lane(self.builder, ir.Constant(_BITS, value))
+    @property
+    def stored(self) -> Lane:
+        """The float32 values of stored elements in their carrier: a bf16 is the upper half of a float32."""
+        return self.float if self.element == _WORD else (self.words << 16).float
 
-    def select(self, yes: Any, no: Any) -> Lane:
-        """``yes`` where this condition holds, else ``no``; one of them may be a Python number."""
-        typed = yes if isinstance(yes, Lane) else no
-        return Lane(self.builder, self.builder.select(self.value, typed._other(yes), typed._other(no)))
+    def narrowed(self, width: int) -> Lane:
+        """The low ``width`` bits of integers."""
+        if self.element.width <= width:
+            return self
+        return self._make(self.builder.trunc(self.value, _shaped(ir.IntType(width), self.count)))
+
+    def regrouped(self, width: int) -> Lane:
+        """The same bits as integers of ``width`` bits."""
+        count = self.count * self.element.width // width
+        return self._make(self.builder.bitcast(self.value, ir.VectorType(ir.IntType(width), count)))
+
+    def shuffled(self, order: list[int]) -> Lane:
+        """Elements in another order; an index of ``count`` or more gives 0."""
+        zeros = ir.Constant(self.value.type, [0] * self.count)
+        mask = ir.Constant(ir.VectorType(_WORD, len(order)), order)
+        return self._make(self.builder.shuffle_vector(self.value, zeros, mask))
+
+    def greatest(self, signed: bool = False) -> Lane:
+        """The largest of a vector of integers."""
+        name = f"llvm.vector.reduce.{'s' if signed else 'u'}max.v{self.count}i{self.element.width}"
+        kind = ir.FunctionType(self.element, [self.value.type])
+        reduce = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self._make(self.builder.call(reduce, [self.value]))
+
+
+class Pointer:
+    """An array inside a traced function."""
+
+    def __init__(self, builder: Any, value: Any, dtype: Any) -> None:
+        self.builder, self.value, self.dtype = builder, value, dtype
+
+    def _vector(self, count: int) -> Any:
+        return self.builder.bitcast(self.value, ir.VectorType(self.value.type.pointee, count).as_pointer())
+
+    def load(self, count: int = UNIT) -> Lane:
+        """Its first ``count`` elements."""
+        return Lane(self.builder, self.builder.load(self._vector(count), align=self.dtype.bitwidth // 8))
+
+    def store(self, lane: Lane) -> None:
+        """Write a vector to its beginning, integers cut to its width."""
+        value = (lane if lane.is_float else lane.narrowed(self.dtype.bitwidth)).value
+        self.builder.store(value, self._vector(lane.count), align=self.dtype.bitwidth // 8)
 
 
 def smaller(a: Lane, b: Any) -> Lane:
@@ -136,91 +226,38 @@ def greater(a: Lane, b: Any) -> Lane:
     return (a > b).select(a, b)
 
 
-def traced(result: str, *arguments: str) -> Callable[[Callable[..., Lane]], Any]:
-    """Make a numba function of a function on lanes. Types are u8, u16, u32 and f32; a result is truncated to its
-    type."""
+def traced(*letters: str, result: str | None = None) -> Callable[[Callable[..., Lane | None]], Any]:
+    """Make a numba function of a function on lanes and pointers.
 
-    def make(function: Callable[..., Lane]) -> Any:
+    Arguments are "p", a pointer of any type, or u8, u16, u32 and f32. ``result`` is one of the latter, "p" for the
+    element type of the first pointer, or None.
+    """
+
+    def make(function: Callable[..., Lane | None]) -> Any:
         def typed(context: Any, *given: Any) -> Any:
+            arguments = [g if letter == "p" else _SCALARS[letter] for letter, g in zip(letters, given, strict=True)]
+            returns = types.void if result is None else given[0].dtype if result == "p" else _SCALARS[result]
+
             def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-                lane = function(*(Lane(builder, value) for value in values))
-                narrow = result in ("u8", "u16")
-                return builder.trunc(lane.value, ir.IntType(_TYPES[result].bitwidth)) if narrow else lane.value
+                lanes = (
+                    Pointer(builder, value, kind.dtype) if letter == "p" else Lane(builder, value)
+                    for letter, kind, value in zip(letters, arguments, values, strict=True)
+                )  # fmt: skip
+                lane = function(*lanes)
+                if lane is None:
+                    return _context.get_dummy_value()
+                return lane.value if lane.is_float else lane.narrowed(returns.bitwidth).value
 
-            return _TYPES[result](*(_TYPES[argument] for argument in arguments)), generate
+            return returns(*arguments), generate
 
-        typed.__name__, typed.__doc__ = function.__name__, function.__doc__
-        parameters = ["context", *(f"argument{i}" for i in range(len(arguments)))]
+        parameters = ["context", *(f"argument{i}" for i in range(len(letters)))]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in parameters])
+        typed.__name__, typed.__doc__ = function.__name__, function.__doc__
         typed.__signature__ = signature  # type: ignore[attr-defined]  # numba counts arguments by it
         return intrinsic(typed)
 
     return make
-
-
-@traced("f32", "u32")
-def as_float(bits: Lane) -> Lane:
-    """The float32 of a pattern."""
-    return bits.float
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def widen(context: Any, stored: Any) -> Any:
-    """The float32 value of a stored element, a pattern in its carrier: a bf16 is the upper half of a float32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        bits = builder.zext(args[0], _BITS) if stored.bitwidth < 32 else args[0]
-        bits = builder.shl(bits, ir.Constant(_BITS, 32 - stored.bitwidth))
-        return builder.bitcast(bits, _FLOAT)
-
-    return types.float32(stored), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def magnitude(context: Any, stored: Any) -> Any:
-    """A stored element without its sign; magnitudes order like unsigned integers."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.and_(args[0], ir.Constant(args[0].type, (1 << (stored.bitwidth - 1)) - 1))
-
-    return stored(stored), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def larger(context: Any, a: Any, b: Any) -> Any:
-    """The larger of two stored elements read as unsigned integers."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.select(builder.icmp_unsigned(">", *args), *args)
-
-    return a(a, a), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def larger_signed(context: Any, a: Any, b: Any) -> Any:
-    """The larger of two stored elements read as signed integers: a positive one, if there is any."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.select(builder.icmp_signed(">", *args), *args)
-
-    return a(a, a), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def unit_peak(context: Any, pointer: Any) -> Any:
-    """The largest magnitude of one unit of 16 stored elements."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        width = pointer.dtype.bitwidth
-        vector = ir.VectorType(ir.IntType(width), UNIT)
-        unit = builder.load(builder.bitcast(args[0], vector.as_pointer()), align=width // 8)
-        sizes = builder.and_(unit, ir.Constant(vector, [(1 << (width - 1)) - 1] * UNIT))
-        kind = ir.FunctionType(ir.IntType(width), [vector])
-        name = f"llvm.vector.reduce.umax.v{UNIT}i{width}"
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [sizes])
-
-    return pointer.dtype(pointer), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.kernels.cpu.encode import add_zeros, divide, encode, pack
-from narrowcast.kernels.cpu.lanes import as_float, at, widen
+from narrowcast.kernels.cpu.lanes import at
 from narrowcast.kernels.cpu.loops import loop
-from narrowcast.kernels.cpu.parameters import HIGH, KIND, STRETCH, UNIT
-from narrowcast.kernels.cpu.scales import (
-    load_scales, row_peak, store_scales, tile_extremes, tile_peaks, to_elements, to_units, zero_points,
+from narrowcast.kernels.cpu.parameters import ENCODING, FLOAT_ELEMENT, KIND, UNIT
+from narrowcast.kernels.cpu.scales import load_tiles, make_scales, row_peak, tile_extremes, tile_peaks
+from narrowcast.kernels.cpu.units import (
+    encode_float4, encode_float6, encode_float8, encode_integer4, encode_integer6, encode_integer8,
 )  # fmt: skip
 
-f32 = np.float32
+u8 = np.uint8
 
 
 @loop
@@ -33,70 +33,74 @@ def measure(x: Any, n: int, k: int, cols: int, tiles: int, asymmetric: int, peak
 
 
 @loop
-def make_scales(
-    peaks: Any, lows: Any, tiles: int, element: Any, scale: Any, outer: float, asymmetric: int, codes: Any, zeros: Any,
-    high: Any, low: Any, extent: Any, values: Any,
+def encode(
+    x: Any, units: int, kind: int, bits: int, flip: int, divisors: Any, offsets: Any,
+    a: int, b: int, c: int, d: int, e: int, f: int, packed: Any,
 ) -> None:  # fmt: skip
-    """Stored scales of one row of tiles, what elements are divided by, and zero points."""
-    for t in range(tiles):
-        high[t] = widen(peaks[t])
-        low[t] = min(widen(lows[t]), f32(0)) if asymmetric else f32(0)  # a positive "most negative" element is none
-        extent[t] = high[t] - low[t]
-    store_scales(extent, tiles, scale, outer, codes)
-    load_scales(codes, tiles, scale[KIND], outer, values)
-    if asymmetric:
-        zero_points(high, low, tiles, values, as_float(element[HIGH]), zeros)
+    """Packed codes of whole units."""
+    for u in range(units):
+        xs, out, divisor, zero = at(x, u * UNIT), at(packed, 2 * u * bits), divisors[u], offsets[u]
+        if kind == FLOAT_ELEMENT:
+            if bits == 8:
+                encode_float8(out, xs, divisor, zero, flip, a, b, c, d, e, f)
+            elif bits == 4:
+                encode_float4(out, xs, divisor, zero, flip, a, b, c, d, e, f)
+            else:
+                encode_float6(out, xs, divisor, zero, flip, a, b, c, d, e, f)
+        elif bits == 8:
+            encode_integer8(out, xs, divisor, zero, flip, a, b, c, d, e, f)
+        elif bits == 4:
+            encode_integer4(out, xs, divisor, zero, flip, a, b, c, d, e, f)
+        else:
+            encode_integer6(out, xs, divisor, zero, flip, a, b, c, d, e, f)
 
 
 @loop
-def quantize_row(
-    x: Any, k: int, element: Any, divisors: Any, offsets: Any, asymmetric: int, bits: int, flip: int,
-    packed: Any, y: Any, spread: Any, buffer: Any,
+def encode_row(
+    x: Any, k: int, element: Any, bits: int, flip: int, divisors: Any, offsets: Any, packed: Any, last: Any,
+    last_packed: Any,
 ) -> None:  # fmt: skip
-    """Packed codes of one row."""
-    for j in range(0, k, STRETCH):
-        count = min(STRETCH, k - j)
-        to_elements(at(divisors, j // UNIT), count, spread)
-        divide(at(x, j), count, spread, y)
-        if asymmetric:
-            to_elements(at(offsets, j // UNIT), count, spread)
-            add_zeros(y, count, spread)
-        if bits == 8:
-            encode(y, count, element, flip, at(packed, j))
-        else:
-            encode(y, count, element, flip, buffer)
-            pack(buffer, count, bits, at(packed, j * bits // 8))
+    """Packed codes of a row; what lies beyond whole units goes through a padded copy."""
+    kind, a, b, c = element[KIND], element[ENCODING], element[ENCODING + 1], element[ENCODING + 2]
+    d, e, f = element[ENCODING + 3], element[ENCODING + 4], element[ENCODING + 5]
+    units, rest = k // UNIT, k % UNIT
+    encode(x, units, kind, bits, flip, divisors, offsets, a, b, c, d, e, f, packed)
+    if rest:
+        for j in range(UNIT):
+            last[j] = x[units * UNIT + j] if j < rest else 0
+        tail = at(divisors, units), at(offsets, units)
+        encode(last, 1, kind, bits, flip, tail[0], tail[1], a, b, c, d, e, f, last_packed)
+        for j in range(rest * bits // 8):
+            packed[2 * units * bits + j] = last_packed[j]
+        if rest * bits % 8:  # padding is zero bits, whatever the flip
+            whole = rest * bits // 8
+            packed[2 * units * bits + whole] = u8(last_packed[whole] & ((1 << (rest * bits % 8)) - 1))
 
 
 def quantize_kernel(
     x: Any, n: int, k: int, tile_rows: int, cols: int, tiles: int, element: Any, scale: Any, outer: float, given: int,
     asymmetric: int, bits: int, flip: int, packed: Any, row_bytes: int, codes: Any, zeros: Any,
-    peaks: Any, lows: Any, high: Any, low: Any, extent: Any, values: Any, divisors: Any, offsets: Any, y: Any,
-    spread: Any, buffer: Any,
+    peaks: Any, lows: Any, high: Any, low: Any, values: Any, divisors: Any, offsets: Any, last: Any, last_packed: Any,
 ) -> None:  # fmt: skip
     """Quantize x [n, k] into packed [n, row_bytes], scale codes uint32 and zero points [tile rows, tiles].
 
-    ``given`` says that ``codes`` hold the scales already. The arguments after ``zeros`` are scratch.
+    ``given`` says that ``codes`` hold the scales already. The last row of arguments is scratch, of which ``offsets``
+    begins as zeros; ``codes``, ``zeros`` and all scratch over tiles have room for a whole last unit.
     """
     for i in range(n):
         if i % tile_rows == 0:
             r = i // tile_rows * tiles
-            if given:
-                load_scales(at(codes, r), tiles, scale[KIND], outer, values)
-            else:
+            if not given:
                 measure(at(x, i * k), min(tile_rows, n - i), k, cols, tiles, asymmetric, peaks, lows)
                 make_scales(
                     peaks, lows, tiles, element, scale, outer, asymmetric, at(codes, r), at(zeros, r),
-                    high, low, extent, values,
+                    high, low, values,
                 )  # fmt: skip
-            to_units(values, cols, k, divisors)
-            if asymmetric:
-                for t in range(tiles):
-                    low[t] = zeros[r + t]
-                to_units(low, cols, k, offsets)
-        quantize_row(
-            at(x, i * k), k, element, divisors, offsets, asymmetric, bits, flip, at(packed, i * row_bytes),
-            y, spread, buffer,
+            load_tiles(
+                at(codes, r), at(zeros, r), tiles, scale[KIND], outer, cols, k, asymmetric, values, divisors, offsets
+            )  # fmt: skip
+        encode_row(
+            at(x, i * k), k, element, bits, flip, divisors, offsets, at(packed, i * row_bytes), last, last_packed
         )  # fmt: skip
 
 

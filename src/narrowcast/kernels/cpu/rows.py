@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from narrowcast.kernels import Rows, Scan
 from narrowcast.kernels.cpu.compile import kernel
 from narrowcast.kernels.cpu.parameters import (
-    LANES, SCALE_DTYPES, SCALE_KINDS, STRETCH, UNIT, element_row, scale_row, unsupported_element,
+    SCALE_DTYPES, SCALE_KINDS, UNIT, element_row, scale_row, unsupported_element,
 )  # fmt: skip
 from narrowcast.kernels.reference.rows import REFERENCE
 from narrowcast.numbers.codec import widen
@@ -20,6 +20,8 @@ from narrowcast.tensors.metrics import Errors, half_steps
 from narrowcast.tensors.packing import BYTES, Packing, pack, unpack
 from narrowcast.tensors.scaling import MANTISSA_RULES, outer_scale, store_scale
 from narrowcast.tensors.schemes import OURS, Scheme, tile_grid
+
+F32 = NDArray[np.float32]
 
 
 class Cpu:
@@ -48,25 +50,24 @@ class Cpu:
         if scheme.outer is not None and outer is None:
             amax = np.full((1, 1), self.scan(stored, source).amax, np.float32)
             outer = float(outer_scale(amax, scheme, source)[0, 0])
-        grid = tile_grid((n, k), level.tile)
-        codes, zeros = np.empty(grid, np.uint32), np.zeros(grid, np.uint8)
+        rows, tiles = tile_grid((n, k), level.tile)
+        codes, zeros = _with_slack(rows * tiles, np.uint32), _with_slack(rows * tiles, np.uint8)
         given = len(scheme.scales) == 1 and outer is not None
         if given:
-            codes[:] = _as_uint32(store_scale(np.full((1, 1), outer, np.float32), level.format))
-        fused, units, tiles = _fused(packing), -(-k // UNIT), grid[1]
+            codes[0] = _pattern(store_scale(np.full(1, outer, np.float32), level.format))[0]
+        fused = _fused(packing)
         packed = _room(n, k, fused)
         _run(
             "quantize", bits.dtype.name, bits, n, k, level.tile[0] or n, level.tile[1] or k, tiles,
             element_row(scheme.element), scale_row(scheme), _factor(scheme, outer), given, scheme.zero is not None,
             fused.bits, fused.flip, packed, packed.shape[1], codes, zeros,
-            np.empty(tiles, bits.dtype), np.empty(tiles, bits.dtype), _floats(tiles), _floats(tiles), _floats(tiles),
-            _floats(tiles),
-            _floats(units), _floats(units), _floats(STRETCH), _floats(STRETCH), np.empty(STRETCH, np.uint8),
+            _with_slack(tiles, bits.dtype), _with_slack(tiles, bits.dtype), _with_slack(tiles), _with_slack(tiles),
+            *_unit_scratch(k, tiles), _with_slack(0, bits.dtype), _with_slack(0, np.uint8),
         )  # fmt: skip
         if fused is not packing:
             packed = pack(packed, packing)
-        dtype = SCALE_DTYPES[level.format]
-        scales = codes.view(np.float32) if level.format is FP32 else codes.astype(dtype)
+        codes, zeros = (a[: rows * tiles].reshape(rows, tiles) for a in (codes, zeros))
+        scales = codes.view(np.float32) if level.format is FP32 else codes.astype(SCALE_DTYPES[level.format])
         return Rows(packed, scales, None if scheme.zero is None else zeros)
 
     def check(
@@ -76,13 +77,13 @@ class Cpu:
         n, k = bits.shape
         packed, fused = _codes(rows.packed, packing, k)
         tiles = rows.scales.shape[1]
-        counts, energies, units = np.zeros(3, np.int64), np.zeros(2), -(-k // UNIT)
+        counts, energies = np.zeros(3, np.int64), np.zeros(2)
         _run(
             "check", bits.dtype.name, bits, n, k, packed, packed.shape[1], level.tile[0] or n, level.tile[1] or k,
             tiles, element_row(scheme.element), half_steps(scheme.element), SCALE_KINDS[level.format],
-            _factor(scheme, outer), scheme.zero is not None, fused.bits, fused.flip, _as_uint32(rows.scales),
-            _zeros(rows), counts, energies, _floats(tiles), _floats(units), _floats(units), _floats(LANES),
-            np.zeros(LANES, np.float32), _floats(LANES), _floats(LANES), np.empty(LANES, np.uint8), np.zeros(LANES), np.zeros(LANES),
+            _factor(scheme, outer), scheme.zero is not None, fused.bits, fused.flip, _pattern(rows.scales),
+            _zeros(rows), counts, energies, *_unit_scratch(k, tiles), np.zeros(UNIT, np.uint32), np.zeros(UNIT),
+            np.zeros(UNIT), _with_slack(0), _with_slack(0, np.uint8), _with_slack(0, np.uint8),
         )  # fmt: skip
         clipped, underflowed, beyond = (int(count) for count in counts)
         return Errors(bits.size, float(energies[0]), float(energies[1]), clipped, underflowed, beyond)
@@ -92,15 +93,13 @@ class Cpu:
     ) -> NDArray[Any]:
         n, level = len(rows.packed), scheme.inner
         packed, fused = _codes(rows.packed, packing, k)
-        wide, units = out is not BF16, -(-k // UNIT)
-        decoded: NDArray[Any] = np.empty((n, k), np.float32 if wide else np.uint16)
-        unused = np.empty(0, np.uint8)
+        decoded: NDArray[Any] = np.empty((n, k), np.uint16 if out is BF16 else np.float32)
+        tiles = rows.scales.shape[1]
         _run(
-            "dequantize", "uint16", packed, packed.shape[1], n, k, level.tile[0] or n, level.tile[1] or k,
-            rows.scales.shape[1], element_row(scheme.element), SCALE_KINDS[level.format], _factor(scheme, outer),
-            scheme.zero is not None, fused.bits, fused.flip, _as_uint32(rows.scales), _zeros(rows), wide,
-            decoded if wide else unused, unused if wide else decoded, _floats(rows.scales.shape[1]), _floats(units), _floats(units),
-            _floats(STRETCH), np.zeros(STRETCH, np.float32), _floats(STRETCH), np.empty(STRETCH, np.uint8),
+            "dequantize", decoded.dtype.name, packed, packed.shape[1], n, k, level.tile[0] or n, level.tile[1] or k,
+            tiles, element_row(scheme.element), SCALE_KINDS[level.format], _factor(scheme, outer),
+            scheme.zero is not None, fused.bits, fused.flip, _pattern(rows.scales), _zeros(rows), decoded,
+            *_unit_scratch(k, tiles), _with_slack(0, decoded.dtype), _with_slack(0, np.uint8),
         )  # fmt: skip
         if out is FP16:
             with np.errstate(over="ignore"):
@@ -159,14 +158,22 @@ def _room(n: int, k: int, packing: Packing) -> NDArray[np.uint8]:
     return (np.empty if whole else np.zeros)((n, packing.row_bytes(k)), np.uint8)
 
 
-def _floats(count: int) -> NDArray[np.float32]:
-    return np.empty(count, np.float32)
+def _with_slack(count: int, dtype: Any = np.float32) -> NDArray[Any]:
+    """Room for ``count`` numbers and one more unit, which kernels may read and write."""
+    return np.empty(count + UNIT, dtype)
 
 
-def _as_uint32(stored: NDArray[Any]) -> NDArray[np.uint32]:
-    """Stored scales as the kernel reads them: float32 patterns, or codes."""
-    stored = np.ascontiguousarray(stored)
-    return stored.view(np.uint32) if stored.dtype == np.float32 else stored.astype(np.uint32)
+def _unit_scratch(k: int, tiles: int) -> tuple[F32, F32, F32]:
+    """Values of tiles, and divisors and zero points of the units of a row."""
+    return _with_slack(tiles), _with_slack(k // UNIT), np.zeros(k // UNIT + UNIT, np.float32)
+
+
+def _pattern(stored: NDArray[Any]) -> NDArray[np.uint32]:
+    """Stored scales as the kernel reads them, with slack: float32 patterns, or codes."""
+    patterns = _with_slack(stored.size, np.uint32)
+    flat = np.ascontiguousarray(stored).ravel()
+    patterns[: stored.size] = flat.view(np.uint32) if stored.dtype == np.float32 else flat
+    return patterns
 
 
 def _factor(scheme: Scheme, outer: float | None) -> float:
