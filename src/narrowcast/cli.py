@@ -10,6 +10,7 @@ that reports takes ``--json``.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -184,6 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; nothing but ``--help`` and ``--version`` exits by itself."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a sign for a rule gets a question mark
     try:
         check_verb(arguments)
         args = parsers(RUNS)["narrowcast"].parse_args(joined(arguments))

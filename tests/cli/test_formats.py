@@ -121,7 +121,8 @@ def test_value_page_in_full(cli: Cli) -> None:
   below      0.28125  0x29  0 0101 001  -0.01875
   above      0.3125   0x2A  0 0101 010  +0.0125
 
-  no tie: halfway is 0.296875, and stochastic rounding goes up in 60 %
+  no tie: halfway is 0.296875
+  stochastic rounding goes up in 60 %
 
   rule      result   code  under
   ─────────────────────────────────────────────────────────────────────
@@ -145,8 +146,8 @@ def test_overflow_modes_of_a_clipped_value(cli: Cli) -> None:
 def test_nan_is_refused_where_there_is_none(cli: Cli) -> None:
     got = cli("formats", "e2m1", "--value", "nan", "--json").json["values"][0]
     assert got["nearest"] is None
-    assert got["roundings"]["nearest_even"] == "refused: e2m1 has no NaN"
-    assert "refused: e2m1 has no NaN" in cli("formats", "e2m1", "--value", "nan").out
+    assert got["roundings"]["nearest_even"] == "refused: no NaN"
+    assert "refused: no NaN" in cli("formats", "e2m1", "--value", "nan").out
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp32", "tf32", "e5m10:ieee"])

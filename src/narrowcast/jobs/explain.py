@@ -146,11 +146,11 @@ def _cast(x: float, fmt: Format, rounding: Any, overflow: Any) -> Point | str:
     try:
         code = int(encode(np.float64([x]), fmt, rounding, overflow).codes[0])
     except NonFiniteError:
-        return f"refused: {fmt.name} has no NaN"
+        return "refused: no NaN"
     except RangeError:
         return "refused: outside the range"
     except UsageError:
-        return f"refused: {fmt.name} has neither infinity nor NaN"
+        return "refused: no infinity, no NaN"
     return Point(float(decode_table(fmt)[code]), code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import isfinite
@@ -83,19 +84,24 @@ def _neighbours(e: Explained) -> list[str]:
     if e.goes_up is not None and e.below is not None and e.above is not None:
         middle = float((Fraction(e.below.value) + Fraction(e.above.value)) / 2)
         where = "exactly halfway: a tie" if e.tie else f"no tie: halfway is {exact(middle)}"
-        lines += ["", f"  {where}, and stochastic rounding goes up in {100 * e.goes_up:.4g} %"]
+        lines += ["", f"  {where}", f"  stochastic rounding goes up in {100 * e.goes_up:.4g} %"]
     return lines
 
 
 def _rules(e: Explained) -> list[str]:
-    """What the roundings and the overflow modes give, those with the same result on one line."""
-    rows = []
+    """What the roundings and the overflow modes give, those with the same result together."""
+    kinds: dict[str, dict[tuple[str, str], list[str]]] = {"rounding": {}, "overflow": {}}
     for kind, outcomes in (("rounding", e.roundings), ("overflow", e.overflows)):
-        same: dict[tuple[str, str], list[str]] = {}
         for rule, result in outcomes.items():
-            same.setdefault(_outcome(result, e.format), []).append(rule)
+            kinds[kind].setdefault(_outcome(result, e.format), []).append(rule)
+    used = [max(len(outcome[i]) for same in kinds.values() for outcome in same) for i in (0, 1)]
+    room = terminal_width() - sum(used) - len("  rounding") - 3 * 2
+    rows = []
+    for kind, same in kinds.items():
         for i, (outcome, rules) in enumerate(same.items()):
-            rows.append((kind if i == 0 else "", *outcome, "any" if len(same) == 1 else ", ".join(rules)))
+            first, *more = textwrap.wrap("any" if len(same) == 1 else ", ".join(rules), max(room, 14))
+            rows.append((kind if i == 0 else "", *outcome, first))
+            rows += [("", "", "", text) for text in more]
     return table(("rule", "result", "code", "under"), rows, "llll", indent=2)
 
 
@@ -128,8 +134,9 @@ def value_record(e: Explained) -> dict[str, Any]:
 def bits_page(code: int, width: int, found: Iterable[tuple[Format, str | Fraction]]) -> list[str]:
     """One pattern of bits in every format of its width."""
     rows = [(fmt.name, bit_layout(fmt), fmt.fields(code), _meaning(value)) for fmt, value in found]
-    head = f"{code:0{width}b}, hex 0x{code:0{-(-width // 4)}X}, decimal {code}"
-    return [head, "", *table(("format", "layout", "fields", "value"), rows, "llll", indent=2)]
+    head = [("bits", f"{code:0{width}b}"), ("hex", f"0x{code:0{-(-width // 4)}X}"), ("decimal", str(code))]
+    page = table(("format", "layout", "fields", "value"), rows, "llLl", indent=2)
+    return [*facts(head), "", *page]
 
 
 def _meaning(value: str | Fraction) -> str:

@@ -20,8 +20,7 @@ def roundtrip_page(source: str, shape: tuple[int, ...], dtype: str, trips: Seque
                 name,
                 t.rule,
                 f"{t.bits:.3f}".removesuffix(".000"),
-                decibel(t.errors.sqnr),
-                f"{t.relative_mse:.2e}",
+                decibel(t.errors.sqnr, 2),
                 _share(t.max_relative_error),
                 _share(t.mean_relative_error),
                 quantity(t.errors.clipped),
@@ -29,15 +28,15 @@ def roundtrip_page(source: str, shape: tuple[int, ...], dtype: str, trips: Seque
                 quantity(t.saturated),
             )
         )
-    titles = ("", "rule", "bits", "SQNR", "rel MSE", "max", "mean", "clipped", "to 0", "at max")
+    titles = ("", "rule", "bits", "SQNR", "max", "mean", "clipped", "to 0", "at max")
     return [
         f"{source}: {'x'.join(map(str, shape))} {dtype}",
         "",
-        *table(titles, rows, "lLrrrrrrrr"),
+        *table(titles, rows, "lLrrrrrrr"),
         "",
         *facts(
             [
-                ("SQNR", "signal to quantization noise in dB; rel MSE is its inverse as a ratio"),
+                ("SQNR", "signal to quantization noise, in dB"),
                 ("max, mean", "relative error of the elements that are not zero"),
                 (
                     "clipped",

@@ -156,11 +156,11 @@ def seconds(time: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def decibel(value: float) -> str:
-    """An SQNR to a tenth of a dB, the unit left to the column; ``exact`` when nothing was lost."""
+def decibel(value: float, digits: int = 1) -> str:
+    """An SQNR, the unit left to the column; ``exact`` when nothing was lost."""
     if value == float("inf"):
         return "exact"
-    return f"{value:.1f}" if isfinite(value) else "-"
+    return f"{value:.{digits}f}" if isfinite(value) else "-"
 
 
 def percent(share: float, digits: int = 3) -> str:

@@ -1,0 +1,183 @@
+"""``narrowcast inspect``: counts recomputed with the safetensors package, quantized results, foreign methods."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import toys
+from cli.running import Cli
+
+PATH = "model.layers.0.mlp.up_proj"
+
+
+def stored(folder: Path) -> dict[str, tuple[list[int], str]]:
+    """Shape and dtype of every tensor, read by the safetensors package."""
+    with safe_open(folder / "model.safetensors", "np") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
+
+
+def write(folder: Path, tensors: dict[str, Any], config: dict[str, Any] | None) -> Path:
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_unquantized(cli: Cli, llama: Path) -> None:
+    answer = cli("inspect", llama, "--json").json
+    tensors = stored(llama)
+    assert answer["parameters"] == sum(math.prod(shape) for shape, _ in tensors.values())
+    assert answer["tensors"] == len(tensors)
+    assert answer["dtypes"] == {"BF16": {"tensors": len(tensors), "bytes": 2 * answer["parameters"]}}
+    assert answer["architectures"] == ["LlamaForCausalLM"]
+    assert answer["quantization"] is None
+    assert answer["tied"] == [{"head": "lm_head.weight", "embedding": "model.embed_tokens.weight"}]
+    assert {row["role"] for row in answer["roles"]} == {"mlp", "attention", "embedding", "norm"}
+    assert {module["scheme"] for module in answer["modules"]} == {"bf16"}
+    assert sum(module["bytes"] for module in answer["modules"]) == answer["bytes"]
+    assert answer["oddities"] == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "scheme"),
+    [
+        ("fp8_dynamic", "fp8_channel"),
+        ("fp8_per_tensor", "fp8_tensor"),
+        ("fp8_block", "fp8_block128"),
+        ("int8", "int8_channel"),
+        ("w8a16", "int8_g64"),
+        ("w4a16_asym", "uint4_g64"),
+        ("w4afp8", "int4_g64"),
+        ("nvfp4a16", "nvfp4"),
+        ("mxfp4", "mxfp4"),
+        ("mxfp6a8", "mxfp6_e2m3"),
+        ("mxfp8", "mxfp8_e4m3"),
+    ],
+)
+def test_every_module_of_our_own_results(
+    cli: Cli, llama: Path, tmp_path: Path, preset: str, scheme: str
+) -> None:
+    """The scheme comes back by name, and no parameter is lost or found in the packing."""
+    assert cli("quantize", llama, tmp_path / "out", "--preset", preset, "--quiet").code == 0
+    before = {m["name"]: m for m in cli("inspect", llama, "--json").json["modules"]}
+    answer = cli("inspect", tmp_path / "out", "--json").json
+    after = {m["name"]: m for m in answer["modules"]}
+    assert answer["quantization"]["quant_method"] == "compressed-tensors"
+    assert after.keys() == before.keys()
+    for name, module in after.items():
+        assert module["parameters"] == before[name]["parameters"]
+        assert module["role"] == before[name]["role"]
+    assert after[PATH]["scheme"] == scheme
+    assert after["model.embed_tokens"]["scheme"] == "bf16"
+    assert scheme in cli("inspect", tmp_path / "out").out
+
+
+# Method, config, tensors of one 64x128 matrix as the method stores it.
+PACKED = np.zeros((64, 64), np.uint8)
+FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fp8": (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"weight": np.zeros((64, 128), ml_dtypes.float8_e4m3fn), "weight_scale_inv": np.ones((1, 1), np.float32)},
+    ),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        {"weight": PACKED, "weight_scale": np.ones((64, 8), ml_dtypes.float8_e4m3fn),
+         "weight_scale_2": np.ones((), np.float32), "input_scale": np.ones((), np.float32)},
+    ),
+    "gptq": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        {"qweight": np.zeros((16, 64), np.int32), "qzeros": np.zeros((1, 8), np.int32),
+         "scales": np.ones((1, 64), np.float16), "g_idx": np.zeros(128, np.int32)},
+    ),
+    "bitsandbytes": (
+        {"quant_method": "bitsandbytes"},
+        {"weight": PACKED.reshape(-1, 1), "weight.absmax": np.ones(128, np.float32),
+         "weight.quant_map": np.ones(16, np.float32)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", list(FOREIGN))
+def test_foreign_methods_are_named_and_counted(cli: Cli, tmp_path: Path, method: str) -> None:
+    quantization, pieces = FOREIGN[method]
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "quantization_config": quantization,
+    }
+    folder = write(tmp_path / "m", {f"{PATH}.{name}": value for name, value in pieces.items()}, config)
+    answer = cli("inspect", folder, "--json").json
+    (module,) = answer["modules"]
+    assert module["name"] == PATH
+    assert module["role"] == "mlp"
+    assert module["parameters"] == 64 * 128
+    assert module["scheme"].startswith(f"{method}: ")
+    assert all(name in module["scheme"] for name in pieces if "scale" in name or name in ("qzeros", "g_idx"))
+    assert method in cli("inspect", folder).out
+
+
+def test_stacked_experts(cli: Cli, tmp_path: Path) -> None:
+    folder = toys.moe(tmp_path / "moe", "gpt_oss")
+    answer = cli("inspect", folder, "--json").json
+    experts = [m for m in answer["modules"] if m["role"] == "expert"]
+    assert sorted(m["shape"] for m in experts) == [[4, 32, 32], [4, 32, 64]]
+    assert sum(m["parameters"] for m in experts) == 4 * 32 * 64 + 4 * 32 * 32
+
+
+def test_no_config(cli: Cli, tmp_path: Path, llama: Path) -> None:
+    folder = write(tmp_path / "m", toys.weights(toys.llama_shapes()), None)
+    for model in (folder, folder / "model.safetensors"):
+        answer = cli("inspect", model, "--json")
+        assert answer.code == 0
+        assert answer.json["oddities"][0].startswith("there is no config.json")
+        assert answer.json["architectures"] == []
+
+
+def test_oddities(cli: Cli, tmp_path: Path) -> None:
+    shapes = toys.llama_shapes(head=True) | {"model.layers.0.peculiar.thing.weight": (4, 4), "empty": (0, 4)}
+    tensors = toys.weights(shapes) | {f"{PATH}.weight_scale": np.ones((352, 1), np.float32)}
+    config = toys.llama_config(head=True) | {"tie_word_embeddings": True, "torch_dtype": "float32"}
+    folder = write(tmp_path / "m", tensors, config)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    text = "\n".join(cli("inspect", folder, "--json").json["oddities"])
+    assert "pytorch_model.bin holds weights in another format" in text
+    assert "lm_head.weight is stored, and tied to model.embed_tokens.weight" in text
+    assert "1 modules have scales, and no quantization_config" in text
+    assert "no rule knows the names of" in text
+    assert "empty hold no elements" in text
+    assert "the config says float32, and most bytes are bfloat16" in text
+
+
+def test_config_that_promises_scales_without_any(cli: Cli, tmp_path: Path) -> None:
+    config = toys.llama_config() | {"quantization_config": {"quant_method": "fp8"}}
+    folder = write(tmp_path / "m", toys.weights(toys.llama_shapes()), config)
+    assert "the config says fp8, and no tensor is a scale" in cli("inspect", folder).out
+
+
+def test_refusals(cli: Cli, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert cli("inspect", empty).code == 3
+    assert "the directory is empty" in cli("inspect", empty).err
+    assert cli("inspect", tmp_path / "nothing").code == 2
+    assert cli("inspect").code == 2
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(60))
+    answer = cli("inspect", tmp_path / "model.gguf")
+    assert answer.code == 3
+    assert "a GGUF file" in answer.err
+    folder = write(tmp_path / "m", toys.weights(toys.llama_shapes()), None)
+    (folder / "config.json").write_text("{not json")
+    answer = cli("inspect", folder)
+    assert answer.code == 3
+    assert "config.json is not a JSON object" in answer.err
