@@ -54,11 +54,22 @@ class Backend(Protocol):
     def scan(self, stored: NDArray[Any], source: Format) -> Scan: ...
 
     def quantize(
-        self, stored: NDArray[Any], source: Format, scheme: Scheme, packing: Packing, outer: float | None = None
+        self,
+        stored: NDArray[Any],
+        source: Format,
+        scheme: Scheme,
+        packing: Packing,
+        outer: float | None = None,
     ) -> Rows: ...
 
     def check(
-        self, stored: NDArray[Any], source: Format, scheme: Scheme, packing: Packing, rows: Rows, outer: float | None = None
+        self,
+        stored: NDArray[Any],
+        source: Format,
+        scheme: Scheme,
+        packing: Packing,
+        rows: Rows,
+        outer: float | None = None,
     ) -> Errors: ...
 
     def dequantize(

@@ -18,6 +18,7 @@ Left out: flags for "inexact" (compare the decoded value) and flush-to-zero inpu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal, get_args
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.errors import NonFiniteError, RangeError, UsageError
-from narrowcast.numbers.formats import BF16, FP16, FP32, FP64, Format, Kind, Specials
+from narrowcast.numbers.formats import BF16, FP16, FP32, FP64, Format, Specials
 
 Rounding = Literal["nearest_even", "nearest_away", "nearest_zero", "toward_zero", "up", "down", "stochastic"]
 Overflow = Literal["saturate", "special", "error"]
@@ -101,7 +102,9 @@ def encode(
     ``overflow="error"``, UsageError for ``overflow="special"`` where the format has neither inf nor NaN.
     """
     if not fmt.coded:
-        raise UsageError("format has no codes", where=fmt.name, remedy="round_values rounds to formats above 16 bits")
+        raise UsageError(
+            "format has no codes", where=fmt.name, remedy="round_values rounds to formats above 16 bits"
+        )
     _check_rules(rounding, overflow, fmt, noise)
     with np.errstate(invalid="ignore"):  # a signalling NaN is counted below, not warned about
         wide = np.asarray(x, np.float64)
@@ -125,7 +128,9 @@ def encode(
     clipped, underflowed = _lost(finite, grid.values[clamped], low, high, fmt)
     counts = Counts(int(clipped.sum()), int(underflowed.sum()), int(nan.sum()), int(inf.sum()))
     if fmt.has_minus_zero:
-        codes = np.where((grid.values[clamped] == 0) & np.signbit(finite), codes.dtype.type(fmt.sign_code), codes)
+        codes = np.where(
+            (grid.values[clamped] == 0) & np.signbit(finite), codes.dtype.type(fmt.sign_code), codes
+        )
     codes = _overflowed(codes, wide, clipped | inf, fmt, rounding, overflow)
     if nan.any():
         codes = np.where(nan, _nan_codes(np.signbit(wide), fmt, codes.dtype), codes)
@@ -210,7 +215,9 @@ def _overflowed(
     if overflow == "saturate":
         return np.where(over, saturated, codes)
     negative = np.signbit(x)
-    special = _inf_codes(negative, fmt, codes.dtype) if fmt.has_inf else _nan_codes(negative, fmt, codes.dtype)
+    special = (
+        _inf_codes(negative, fmt, codes.dtype) if fmt.has_inf else _nan_codes(negative, fmt, codes.dtype)
+    )
     special = np.where(_stops(rounding, x) & np.isfinite(x), saturated, special)
     return np.where(over, special, codes)
 
@@ -224,7 +231,11 @@ def _end_codes(fmt: Format, dtype: np.dtype[Any]) -> tuple[Any, Any]:
 def _inf_codes(negative: Mask, fmt: Format, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Infinity with the sign of the input; an unsigned format has no place for a negative one but its NaN."""
     top = fmt.max_code + 1
-    below = np.full(negative.shape, top | fmt.sign_code, dtype) if fmt.signed else _nan_codes(negative, fmt, dtype)
+    below = (
+        np.full(negative.shape, top | fmt.sign_code, dtype)
+        if fmt.signed
+        else _nan_codes(negative, fmt, dtype)
+    )
     return np.where(negative, below, top).astype(dtype)
 
 
@@ -272,7 +283,7 @@ def round_values(x: NDArray[Any], fmt: Format, rounding: Rounding = "nearest_eve
     largest value under a rounding directed away from it. Formats without infinity go through their codes.
     """
     wide = np.asarray(x, np.float64)
-    steps = {
+    steps: dict[str, Callable[[Floats], Floats]] = {
         "nearest_even": np.rint, "toward_zero": np.trunc, "up": np.ceil, "down": np.floor,
         "nearest_away": _nearest_away, "nearest_zero": lambda y: np.copysign(np.ceil(np.abs(y) - 0.5), y),
     }  # fmt: skip
@@ -287,7 +298,7 @@ def round_values(x: NDArray[Any], fmt: Format, rounding: Rounding = "nearest_eve
     with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN pass through unchanged
         rounded = np.copysign(np.asarray(steps[rounding](wide / quantum)) * quantum, wide)
     over = np.isfinite(wide) & (np.abs(rounded) > fmt.max)
-    return np.where(over, np.where(_stops(rounding, wide), np.copysign(fmt.max, wide), np.copysign(np.inf, wide)), rounded)
+    return np.where(over, np.copysign(np.where(_stops(rounding, wide), fmt.max, np.inf), wide), rounded)
 
 
 def _nearest_away(y: Floats) -> Floats:

@@ -117,7 +117,9 @@ class Format:
     def value(self, code: int) -> Fraction | str:
         """Exact meaning of one code: a Fraction, or 'nan', 'inf', '-inf', '-0'."""
         if not 0 <= code < 1 << self.bits:
-            raise UsageError("not a code of this format", where=self.name, got=code, wanted=f"{self.bits} bits")
+            raise UsageError(
+                "not a code of this format", where=self.name, got=code, wanted=f"{self.bits} bits"
+            )
         if self.kind is Kind.TABLE:
             return Fraction(self.table[code])
         if self.kind is Kind.INT:
@@ -253,14 +255,23 @@ class Format:
 
 
 def float_format(
-    name: str, e: int, m: int, specials: Specials, source: str, *, bias: int | None = None, aliases: tuple[str, ...] = ()
+    name: str,
+    e: int,
+    m: int,
+    specials: Specials,
+    source: str,
+    *,
+    bias: int | None = None,
+    aliases: tuple[str, ...] = (),
 ) -> Format:
     """A signed float row with subnormals; the bias defaults to IEEE's 2^(e-1) - 1."""
     bias = 2 ** (e - 1) - 1 if bias is None else bias
     return Format(name, 1 + e + m, e, m, bias, True, specials, True, Kind.FLOAT, source, aliases)
 
 
-def int_format(name: str, bits: int, signed: bool, source: str, *, bias: int = 0, aliases: tuple[str, ...] = ()) -> Format:
+def int_format(
+    name: str, bits: int, signed: bool, source: str, *, bias: int = 0, aliases: tuple[str, ...] = ()
+) -> Format:
     """An integer row: two's complement or unsigned, value = code · 2^-bias."""
     return Format(name, bits, 0, 0, bias, signed, Specials.FINITE, True, Kind.INT, source, aliases)
 
@@ -321,7 +332,8 @@ def parse_format(spelling: str) -> Format:
     e, m, signed = int(match["e"]), int(match["m"]), not match["unsigned"]
     width = e + m + signed
     if not (1 <= e <= 8 and m <= 10 and width <= 16):
-        raise UsageError("format is too wide", got=spelling, wanted="1 to 8 exponent and up to 10 mantissa bits, 16 in all")
+        wanted = "1 to 8 exponent and up to 10 mantissa bits, 16 in all"
+        raise UsageError("format is too wide", got=spelling, wanted=wanted)
     bias, specials, subnormals = 2 ** (e - 1) - 1, Specials.FINITE, True
     for option in filter(None, (match["options"] or "").split(",")):
         key, _, number = option.partition("=")
@@ -344,7 +356,9 @@ def _check_spelled(fmt: Format) -> None:
     if fmt.specials is Specials.IEEE and fmt.mantissa_bits == 0:
         raise UsageError("ieee needs a mantissa bit: infinity and NaN share an exponent", where=fmt.name)
     if fmt.specials in (Specials.FNUZ, Specials.EXTENDED) and not fmt.signed:
-        raise UsageError("fnuz and extended keep NaN at minus zero, which an unsigned format lacks", where=fmt.name)
+        raise UsageError(
+            "fnuz and extended keep NaN at minus zero, which an unsigned format lacks", where=fmt.name
+        )
     if fmt.finite_values < 2:
         raise UsageError("the special codes leave no numbers", where=fmt.name)
     if fmt.max >= 2.0**128 or fmt.smallest < 2.0**-149:
@@ -386,5 +400,7 @@ class Formats(Mapping[str, Format]):
 
 formats = Formats(ROWS)
 FP64, FP32, TF32, BF16, FP16 = (formats[n] for n in ("fp64", "fp32", "tf32", "bf16", "fp16"))
-E5M2, E4M3FN, E3M2, E2M3, E2M1, E8M0 = (formats[n] for n in ("e5m2", "e4m3fn", "e3m2", "e2m3", "e2m1", "e8m0"))
+E5M2, E4M3FN, E3M2, E2M3, E2M1, E8M0 = (
+    formats[n] for n in ("e5m2", "e4m3fn", "e3m2", "e2m3", "e2m1", "e8m0")
+)
 INT8, INT4, UINT4, MXINT8, NF4 = (formats[n] for n in ("int8", "int4", "uint4", "mxint8", "nf4"))

@@ -90,7 +90,9 @@ def half_steps(fmt: Format) -> F32:
     return np.asarray(np.array(steps) / 2, np.float32)
 
 
-def classify(x: F32, q: QTensor, decoded: F32) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+def classify(
+    x: F32, q: QTensor, decoded: F32
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """Masks of clipped, underflowed and beyond-the-bound elements of x under q."""
     element = q.scheme.element
     outer = q.scale_values(1) if len(q.scales) == 2 else None

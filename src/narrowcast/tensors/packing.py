@@ -44,7 +44,8 @@ class Packing:
 def packing(bits: int, *, flip: bool = False, word: int = 8) -> Packing:
     """The packing of ``bits``-wide codes, optionally offset-binary, padded to ``word`` bits."""
     if not 1 <= bits <= 8 or word not in (8, 32):
-        raise UsageError("no such packing", got=f"{bits} bits in {word}-bit words", wanted="1 to 8 bits, words of 8 or 32")
+        got = f"{bits} bits in {word}-bit words"
+        raise UsageError("no such packing", got=got, wanted="1 to 8 bits, words of 8 or 32")
     name = f"{bits}-bit{' offset' if flip else ''} in {word}-bit words"
     return Packing(name, bits, 1 << (bits - 1) if flip else 0, word)
 
@@ -75,7 +76,9 @@ def unpack(packed: U8, how: Packing, k: int) -> U8:
     """The inverse of pack: packed bytes [..., row_bytes(k)] to codes [..., k] uint8."""
     if packed.shape[-1] != how.row_bytes(k):
         wanted = f"{how.row_bytes(k)} for {k} codes"
-        raise UsageError("packed row has the wrong length", where=how.name, got=packed.shape[-1], wanted=wanted)
+        raise UsageError(
+            "packed row has the wrong length", where=how.name, got=packed.shape[-1], wanted=wanted
+        )
     if how.bits == 8:
         codes = packed[..., :k]
     elif how.bits == 4:

@@ -107,7 +107,9 @@ class Presets(Mapping[str, Preset]):
         if not kv:
             return found
         if kv not in KV_SUFFIXES:
-            raise UsageError("unknown KV cache suffix", got=f"+{kv}", wanted=", ".join(f"+{s}" for s in KV_SUFFIXES))
+            raise UsageError(
+                "unknown KV cache suffix", got=f"+{kv}", wanted=", ".join(f"+{s}" for s in KV_SUFFIXES)
+            )
         return replace(found, name=f"{found.name}+{kv}", kv=kv, nearest=found.nearest or found.name)
 
     def __contains__(self, name: object) -> bool:

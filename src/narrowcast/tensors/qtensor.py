@@ -72,10 +72,12 @@ class QTensor:
         if self.zero is None or self.scheme.zero is None:
             return elements
         zero = decode(self.zero, self.scheme.zero)
-        return elements - spread(zero, self.scheme.inner.tile, self.shape)
+        less_zero: NDArray[np.float32] = elements - spread(zero, self.scheme.inner.tile, self.shape)
+        return less_zero
 
     def dequantize(self) -> NDArray[np.float32]:
         """Exact decode: the fp32 product of all scales, times the element in fp32."""
         outer = self.scale_values(1) if len(self.scales) == 2 else None
         scale = element_divisor(self.scales[0], self.scheme, outer)
-        return self.elements() * spread(scale, self.scheme.inner.tile, self.shape)
+        values: NDArray[np.float32] = self.elements() * spread(scale, self.scheme.inner.tile, self.shape)
+        return values

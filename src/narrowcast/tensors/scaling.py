@@ -109,7 +109,9 @@ def under_rule(scheme: Scheme, rule: str) -> Scheme:
     raise UsageError(f"{scheme.name} has no scale that takes this rule", got=rule, wanted=", ".join(wanted))
 
 
-def power_of_two_codes(amax: NDArray[Any], rule: str, element: Format, zero_tile: str = "one") -> NDArray[np.uint8]:
+def power_of_two_codes(
+    amax: NDArray[Any], rule: str, element: Format, zero_tile: str = "one"
+) -> NDArray[np.uint8]:
     """E8M0 bytes for tile maxima: 127 + exponent, clamped to the format, by the family in the module docstring."""
     threshold, reached = bump_threshold(rule, element)
     half, exponent = np.frexp(amax.astype(np.float64))  # amax = half · 2^exponent, half in [1/2, 1)
@@ -120,20 +122,23 @@ def power_of_two_codes(amax: NDArray[Any], rule: str, element: Format, zero_tile
 
 
 def store_scale(value: NDArray[Any], fmt: Format) -> NDArray[Any]:
-    """Positive scales in their stored form: fp32 as float32, narrower formats as codes; never zero or subnormal fp32."""
+    """Positive scales as stored: fp32 as float32, narrower formats as codes; never zero or subnormal fp32."""
     if fmt is FP32:
-        return np.maximum(value, SMALLEST_FP32_SCALE).astype(np.float32)
+        normal: F32 = np.maximum(value, SMALLEST_FP32_SCALE).astype(np.float32)
+        return normal
     if fmt is BF16:
         return to_bf16(np.maximum(value, SMALLEST_FP32_SCALE).astype(np.float32))
     if fmt is FP16:
         codes: NDArray[Any] = np.clip(value, FP16.smallest, FP16.max).astype(np.float16).view(np.uint16)
         return codes
-    return np.maximum(encode(value, fmt).codes, 1)
+    nonzero: NDArray[Any] = np.maximum(encode(value, fmt).codes, 1)
+    return nonzero
 
 
 def load_scale(stored: NDArray[Any], fmt: Format) -> F32:
     """Values of stored scales as float32."""
-    return stored.astype(np.float32, copy=False) if fmt is FP32 else decode(stored, fmt)
+    values: F32 = stored.astype(np.float32, copy=False) if fmt is FP32 else decode(stored, fmt)
+    return values
 
 
 def outer_scale(amax: NDArray[Any], scheme: Scheme, source: Format = FP32) -> F32:
@@ -185,9 +190,9 @@ def quotient(amax: NDArray[Any], span: float, arithmetic: Arithmetic, source: Fo
 def zero_tile_scale(level: Scale, arithmetic: Arithmetic, source: Format) -> Any:
     """The stored scale of an all-zero tile: 1.0, or the epsilon that the peer library puts there."""
     if arithmetic.zero_tile == "one":
-        return store_scale(np.float32([1.0]), level.format)[0]
+        return store_scale(np.ones(1), level.format)[0]
     epsilon = (source if level.format is FP32 else level.format).epsilon or 0.0
-    return store_scale(np.float32([epsilon]), level.format)[0]
+    return store_scale(np.full(1, epsilon), level.format)[0]
 
 
 def element_divisor(stored: NDArray[Any], scheme: Scheme, outer: F32 | None) -> NDArray[Any]:
@@ -201,4 +206,3 @@ def element_divisor(stored: NDArray[Any], scheme: Scheme, outer: F32 | None) -> 
 def scales_shape(shape: tuple[int, ...], scheme: Scheme) -> list[tuple[int, ...]]:
     """Shapes of the stored scale arrays, inner to outer."""
     return [tile_grid(shape, level.tile) for level in scheme.scales]
-

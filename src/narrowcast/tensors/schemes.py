@@ -22,8 +22,22 @@ from typing import Literal
 
 from narrowcast.errors import UsageError
 from narrowcast.numbers.formats import (
-    BF16, E2M1, E2M3, E3M2, E4M3FN, E5M2, E8M0, FP32, INT4, INT8, MXINT8, NF4, UINT4, Format, Kind,
-)  # fmt: skip
+    BF16,
+    E2M1,
+    E2M3,
+    E3M2,
+    E4M3FN,
+    E5M2,
+    E8M0,
+    FP32,
+    INT4,
+    INT8,
+    MXINT8,
+    NF4,
+    UINT4,
+    Format,
+    Kind,
+)
 
 Tile = tuple[int, int]
 Shape = tuple[int, ...]
@@ -157,7 +171,9 @@ def parse_tile(text: str, weight: bool = True) -> Tile:
     try:
         rows, cols = (int(part) for part in parts)
     except ValueError:
-        raise UsageError("not a tile", got=text, wanted="ROWSxCOLS with 0 for a whole axis, or (-1,1)") from None
+        raise UsageError(
+            "not a tile", got=text, wanted="ROWSxCOLS with 0 for a whole axis, or (-1,1)"
+        ) from None
     if weight and (rows, cols) == (-1, 1):
         return (1, 0)
     return (max(rows, 0), max(cols, 0))
@@ -177,7 +193,9 @@ def _fp8_rows() -> Iterator[Scheme]:
         yield Scheme(f"fp8_{word}", E4M3FN, (Scale(FP32, tile, "amax"),), None, OURS, _FP8_LOADERS, _CT)
     for word in ("group128", "block128"):
         scale = Scale(E8M0, tiles[word], "rceil")
-        yield Scheme(f"fp8_{word}_ue8m0", E4M3FN, (scale,), None, OURS, "vLLM and SGLang on DeepGEMM", "DeepSeek V3.1")
+        yield Scheme(
+            f"fp8_{word}_ue8m0", E4M3FN, (scale,), None, OURS, "vLLM and SGLang on DeepGEMM", "DeepSeek V3.1"
+        )
 
 
 def _int_rows() -> Iterator[Scheme]:
@@ -186,9 +204,13 @@ def _int_rows() -> Iterator[Scheme]:
     for word, tile in {"tensor": (0, 0), "channel": (1, 0), "token": (1, 0)}.items():
         yield Scheme(f"int8_{word}", INT8, (Scale(FP32, tile, "amax", 127.5),), None, OURS, loads, _CT)
     for group in (32, 64, 128):
-        yield Scheme(f"int8_g{group}", INT8, (Scale(BF16, (1, group), "amax", 127.5),), None, OURS, loads, _CT)
+        yield Scheme(
+            f"int8_g{group}", INT8, (Scale(BF16, (1, group), "amax", 127.5),), None, OURS, loads, _CT
+        )
         yield Scheme(f"int4_g{group}", INT4, (Scale(BF16, (1, group), "amax", 7.5),), None, OURS, loads, _CT)
-        yield Scheme(f"uint4_g{group}", UINT4, (Scale(BF16, (1, group), "minmax", 15.0),), UINT4, OURS, loads, _CT)
+        yield Scheme(
+            f"uint4_g{group}", UINT4, (Scale(BF16, (1, group), "minmax", 15.0),), UINT4, OURS, loads, _CT
+        )
     yield Scheme("int4_channel", INT4, (Scale(BF16, (1, 0), "amax", 7.5),), None, OURS, loads, _CT)
     yield Scheme("uint4_channel", UINT4, (Scale(BF16, (1, 0), "minmax", 15.0),), UINT4, OURS, loads, _CT)
 

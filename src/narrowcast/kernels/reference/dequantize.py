@@ -52,8 +52,8 @@ def _compressed_tensors(q: QTensor) -> F32:
     if len(q.scales) == 2:
         outer = q.scale_values(1)
         divisor = outer if q.scheme.scales[1].divides else np.float32(1) / outer
-        return q.elements() * spread(inner / divisor, level.tile, q.shape)
-    product = q.elements() * spread(inner, level.tile, q.shape)
-    if level.format in (BF16, FP16, E8M0):
+        inner = inner / divisor
+    product: F32 = q.elements() * spread(inner, level.tile, q.shape)
+    if len(q.scales) == 1 and level.format in (BF16, FP16, E8M0):
         product = round_values(product, BF16 if level.format is E8M0 else level.format).astype(np.float32)
     return product

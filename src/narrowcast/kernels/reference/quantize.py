@@ -17,9 +17,17 @@ from narrowcast.numbers.codec import encode, round_values
 from narrowcast.numbers.formats import FP32, Format, Kind
 from narrowcast.tensors.qtensor import QTensor
 from narrowcast.tensors.scaling import (
-    check_finite, element_divisor, inner_scale, load_scale, outer_scale, quotient, reduce_tiles, spread,
-    store_scale, zero_tile_scale,
-)  # fmt: skip
+    check_finite,
+    element_divisor,
+    inner_scale,
+    load_scale,
+    outer_scale,
+    quotient,
+    reduce_tiles,
+    spread,
+    store_scale,
+    zero_tile_scale,
+)
 from narrowcast.tensors.schemes import Scheme
 
 F32 = NDArray[np.float32]
@@ -38,7 +46,9 @@ def quantize(
     scale) when fused siblings share one. ``source`` is the dtype that x was widened from; it matters only to
     arithmetics that compute in it. Raises NonFiniteError naming ``where``."""
     if x.ndim < 2:
-        raise UsageError("quantization works on matrices", where=where, got=f"shape {x.shape}", wanted="[..., N, K]")
+        raise UsageError(
+            "quantization works on matrices", where=where, got=f"shape {x.shape}", wanted="[..., N, K]"
+        )
     check_finite(x, where)
     if scheme.outer is not None and outer is None:
         outer = outer_scale(tensor_amax(x), scheme, source)
@@ -70,7 +80,8 @@ def divide(x: F32, divisor: F32, scheme: Scheme, source: Format) -> NDArray[Any]
 
 def _asymmetric(x: F32, scheme: Scheme, source: Format) -> QTensor:
     """Unsigned integers with a zero point: s = (max - min) / span, z = round(-min / s), q = round(x / s + z)."""
-    assert scheme.zero is not None and scheme.element.kind is Kind.INT
+    assert scheme.zero is not None
+    assert scheme.element.kind is Kind.INT
     level = scheme.inner
     high = np.maximum(reduce_tiles(x, level.tile, np.maximum), 0)
     low = np.minimum(reduce_tiles(x, level.tile, np.minimum), 0)
@@ -98,4 +109,3 @@ def _offset(y: NDArray[Any], zero: F32, scheme: Scheme, source: Format) -> NDArr
         return y + zero
     half = (scheme.element.max + 1) / 2
     return round_values(y + (zero - half), source) + half
-

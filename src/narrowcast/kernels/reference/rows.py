@@ -35,13 +35,24 @@ class Reference:
         return Scan(amax, int(np.isnan(x).sum()), int(np.isinf(x).sum()), int(np.flatnonzero(~finite)[0]))
 
     def quantize(
-        self, stored: NDArray[Any], source: Format, scheme: Scheme, packing: Packing, outer: float | None = None
+        self,
+        stored: NDArray[Any],
+        source: Format,
+        scheme: Scheme,
+        packing: Packing,
+        outer: float | None = None,
     ) -> Rows:
         q = quantize_tensor(widen(stored, source), scheme, outer=_outer(outer), source=source)
         return Rows(pack(q.codes, packing), q.scales[0], q.zero)
 
     def check(
-        self, stored: NDArray[Any], source: Format, scheme: Scheme, packing: Packing, rows: Rows, outer: float | None = None
+        self,
+        stored: NDArray[Any],
+        source: Format,
+        scheme: Scheme,
+        packing: Packing,
+        rows: Rows,
+        outer: float | None = None,
     ) -> Errors:
         q = qtensor(rows, scheme, packing, stored.shape[-1], outer)
         return errors(widen(stored, source), q, q.dequantize())
