@@ -23,6 +23,7 @@ from narrowcast.tensors.presets import EXCLUDED_ROLES, KV_SUFFIXES, presets
 from narrowcast.tensors.schemes import Scheme, group_shape, schemes
 
 SHAPE = (4096, 4096)
+FOLDER = Path(__file__).parents[3] / "docs"
 NOTE = "<!-- Made by `python -m narrowcast.report.docs` from the rows in the code; edit those. -->"
 
 
@@ -205,10 +206,9 @@ def pages() -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> int:
     """Write the pages below docs/, or with --check compare them."""
-    folder = Path(__file__).parents[3] / "docs"
     stale = []
     for name, text in pages().items():
-        path = folder / name
+        path = FOLDER / name
         if path.is_file() and path.read_text() == text:
             continue
         stale.append(name)
