@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from narrowcast.kernels.cpu.lanes import Lane, traced
 
-loop = njit(error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+loop = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @traced("u32", result="f32")
