@@ -14,10 +14,8 @@ from narrowcast.store.dtypes import DType, nbytes
 
 def raw(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
     """A file of this header (text, bytes or an object) and data; ``length`` replaces the true one."""
-    if isinstance(header, bytes):
-        text = header
-    else:
-        text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    dumped = header if isinstance(header, str | bytes) else json.dumps(header)
+    text = dumped.encode() if isinstance(dumped, str) else dumped
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -290,6 +293,30 @@ def test_an_index_that_points_elsewhere(sharded, shard) -> None:
 def test_an_index_without_a_table(sharded, table) -> None:
     write_index(sharded, table)
     refused(sharded, "no weight_map", INDEX)
+
+
+@pytest.mark.parametrize("closed", ["sub", "config.json", "model.safetensors", ""])
+def test_what_cannot_be_read_is_named(single, closed) -> None:
+    """Read by somebody else in a process of its own; a folder that cannot be listed is not an empty folder."""
+    (single / "sub").mkdir()
+    (single / "sub" / "code.py").write_text("x")
+    with tempfile.TemporaryDirectory() as open_to_all:
+        os.chmod(open_to_all, 0o755)
+        model = Path(shutil.copytree(single, Path(open_to_all) / "model"))
+        model.chmod(0o755)
+        (model / closed).chmod(0)
+        child = os.fork()
+        if child == 0:
+            try:
+                if os.getuid() == 0:
+                    os.setuid(65534)
+                refused(model, "cannot be read", "Permission denied", str(model / closed), kind=InputError)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        (model / closed).chmod(0o755)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"weight_map": {"a": "b", "a": "c"}}'])

@@ -275,6 +275,15 @@ def test_a_damaged_job_record_is_refused(tmp_path, record) -> None:
         Output.begin(out, JOB, forecast=0, resume=True, source=SOURCE)
 
 
+def test_somebody_s_own_directory_of_that_name(tmp_path) -> None:
+    own = tmp_path / "out.partial"
+    own.mkdir()
+    (own / "thesis.tex").write_text("x")
+    with pytest.raises(StorageError, match=r"not a partial output(.|\n)*thesis.tex"):
+        Output.begin(tmp_path / "out", JOB, forecast=0, resume=True, source=SOURCE)
+    assert tree(own) == {"thesis.tex": b"x"}
+
+
 def test_a_shard_of_the_right_name_and_wrong_content(tmp_path) -> None:
     name = "model.safetensors"
     with Output.begin(tmp_path / "out", JOB, forecast=0, resume=False, source=SOURCE) as output:

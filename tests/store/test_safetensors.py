@@ -383,3 +383,12 @@ def test_work_grows_with_the_tensors(tmp_path) -> None:
         assert len(read_header(path).entries) == count
         seconds[count] = time.process_time() - began
     assert seconds[40_000] < 40 * seconds[4_000]
+
+
+def test_an_empty_tensor_may_be_listed_after_its_neighbour(tmp_path) -> None:
+    content = raw({"b": tensor("U8", [3], 0, 3), "a": tensor("F32", [0, 7], 0, 0)}, b"xyz")
+    assert len(safetensors.deserialize(content)) == 2
+    with Reader(put(tmp_path, content)) as reader:
+        assert list(reader.entries) == ["a", "b"]
+        assert reader.array("a").shape == (0, 7)
+        assert reader.array("b").tobytes() == b"xyz"

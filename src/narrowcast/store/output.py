@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from narrowcast.errors import InputError, StorageError, UsageError
-from narrowcast.store.folder import CONFIG, INDEX
+from narrowcast.store.folder import CONFIG, INDEX, some
 from narrowcast.store.header import read_header
 from narrowcast.store.writer import Spec, Writer, free_bytes, layout, storage_error, sync_directory
 
@@ -183,6 +183,14 @@ class Output:
         """Record the job in a fresh partial output; in an old one, check that it is the same and tidy up."""
         record = self.partial / "job.json"
         if not self.staging.exists():
+            strangers = sorted(set(os.listdir(self.partial)) - {"job.json", "job.json.tmp"})
+            if strangers:  # commit removes the directory, so it must not be anybody else's
+                raise StorageError(
+                    "this is not a partial output",
+                    where=self.partial,
+                    got=some(strangers),
+                    remedy="move it away",
+                )
             temporary = record.with_name("job.json.tmp")
             try:
                 temporary.write_bytes(_canonical(job))
