@@ -167,6 +167,8 @@ def test_killed_at_every_step_and_resumed(tmp_path, side, expected) -> None:
         assert os.WTERMSIG(status) == signal.SIGKILL
         if out.exists():
             complete += 1
+            with pytest.raises(UsageError, match="exists already"):  # whatever is left of the partial one
+                make(out, False, side)
         else:
             absent += 1
             assert make(out, True, side) == out
