@@ -13,15 +13,16 @@ The embedding is tied: there is no lm_head tensor. Its Q8_0 grid stays, since no
 quantizes it; the linear weights leave their Q4_1 grid in ``demo.rescale``, and are then rounded to BF16
 once.
 
-Left out: every other architecture and tokenizer. This reads one known file, and says so when it meets
-another.
+``python -m demo.source DIRECTORY`` writes it. Left out: every other architecture and tokenizer. This
+reads one known file, and says so when it meets another.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -219,7 +220,8 @@ def build(out: Path, seed: int = SEED) -> Path:
     """
     if (out / "config.json").is_file():
         return out
-    partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     reader = open_gguf(smollm2_gguf())
     settings = config(reader)
@@ -230,3 +232,9 @@ def build(out: Path, seed: int = SEED) -> Path:
     write_json(partial / "config.json", settings)
     partial.rename(out)
     return out
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m demo.source DIRECTORY")
+    print(build(Path(sys.argv[1])))
