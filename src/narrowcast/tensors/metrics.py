@@ -50,10 +50,10 @@ class Errors:
 
     @property
     def sqnr(self) -> float:
-        """Signal to quantization noise in dB; infinite when nothing was lost."""
+        """Signal to quantization noise in dB; infinite when nothing was lost, minus infinity when all was."""
         if self.noise == 0:
             return inf
-        return 10 * log10(self.signal / self.noise) if self.signal else -inf
+        return 10 * log10(self.signal / self.noise) if self.signal and self.noise < inf else -inf
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def classify(
     bound = half[q.codes] * s + slack
     if q.zero is not None:
         bound = bound + FP32_SLACK * np.abs(zero) * s  # the zero point is added in fp32 as well
-    beyond = (np.abs(x64 - decoded) > bound) & ~clipped & ~underflowed
+    beyond = ~(np.abs(x64 - decoded) <= bound) & ~clipped & ~underflowed  # NaN is beyond every bound
     return clipped, underflowed, beyond
 
 
@@ -137,7 +137,7 @@ def error_report(x: F32, q: QTensor) -> ErrorReport:
     nonzero = x != 0
     relative = np.abs(difference[nonzero] / x[nonzero].astype(np.float64))
     signal = total.signal or 1.0
-    table = np.abs(decode_table(q.scheme.element))
+    element, table = q.scheme.element, decode_table(q.scheme.element)
     tile = q.scheme.inner.tile
     had = reduce_tiles(np.abs(x), tile) > 0
     lost = had & (reduce_tiles(np.abs(decoded), tile) == 0)
@@ -147,8 +147,8 @@ def error_report(x: F32, q: QTensor) -> ErrorReport:
         max_relative_error=float(relative.max(initial=0.0)),
         mean_relative_error=float(relative.mean()) if relative.size else 0.0,
         max_error=float(np.abs(difference).max(initial=0.0)),
-        saturated=int((table[q.codes] == q.scheme.element.max).sum()),
-        codes_used=len(np.unique(q.codes)) / (1 << q.scheme.element.bits),
+        saturated=int(((table == element.max) | (table == element.min))[q.codes].sum()),
+        codes_used=len(np.unique(q.codes)) / (1 << element.bits),
         blocks_lost=float(lost.sum() / had.sum()) if had.any() else 0.0,
         noise_from_clipping=float(power[clipped].sum()) / signal,
         noise_from_underflow=float(power[underflowed].sum()) / signal,

@@ -25,13 +25,27 @@ from narrowcast.kernels.cpu.decode import copy_last, decode
 from narrowcast.kernels.cpu.lanes import at
 from narrowcast.kernels.cpu.loops import as_float, loop, value
 from narrowcast.kernels.cpu.parameters import (
-    DECODING, FLOAT_ELEMENT, HALF_TOP, HIGH, KIND, LOW, STRETCH, UNIT,
-)  # fmt: skip
+    DECODING,
+    FLOAT_ELEMENT,
+    HALF_TOP,
+    HIGH,
+    KIND,
+    LOW,
+    STRETCH,
+    UNIT,
+)
 from narrowcast.kernels.cpu.scales import load_tiles
 from narrowcast.kernels.cpu.units import (
-    check_float4, check_float6, check_float8, check_integer4, check_integer6, check_integer8, separate4, separate6,
+    check_float4,
+    check_float6,
+    check_float8,
+    check_integer4,
+    check_integer6,
+    check_integer8,
+    separate4,
+    separate6,
     separate8,
-)  # fmt: skip
+)
 
 SLACK = 2.0**-22
 f64 = np.float64
@@ -91,7 +105,7 @@ def exact_counts(
             counts[0] += 1
         elif y == 0.0 and wide != 0.0:
             counts[1] += 1
-        elif abs(wide - y) > bound:
+        elif not abs(wide - y) <= bound:  # NaN is beyond every bound
             counts[2] += 1
 
 
