@@ -153,8 +153,7 @@ def outer_scale(amax: NDArray[Any], scheme: Scheme, source: Format = FP32) -> F3
         raise UsageError("unknown rule of an outer scale", got=level.rule, wanted=", ".join(OUTER_RULES))
     reach = scheme.span * (256.0 if level.rule == "four_over_six" else scheme.inner.format.max)
     if level.divides:
-        value = round_values(reach / np.where(amax == 0, reach, amax.astype(np.float64)), source)
-        return np.where(amax == 0, np.float32(1), value.astype(np.float32))
+        return _dividing_scale(amax, reach, source)
     value = amax.astype(np.float64) / reach
     if level.rule == "pow2":
         half, exponent = np.frexp(value)
@@ -163,11 +162,30 @@ def outer_scale(amax: NDArray[Any], scheme: Scheme, source: Format = FP32) -> F3
     return np.where(amax == 0, np.float32(1), value)
 
 
+def _dividing_scale(amax: NDArray[Any], reach: float, source: Format) -> F32:
+    """reach / amax as torch divides a number by a tensor: times the rounded reciprocal, in the source's dtype.
+
+    The maximum is kept above the dtype's smallest normal; where the quotient still overflows, the scale is 1.
+    """
+    floor = np.maximum(amax.astype(np.float64), source.smallest_normal or 0.0)
+    value = round_values(reach * round_values(1 / floor, source), source)
+    with np.errstate(over="ignore"):
+        narrow = value.astype(np.float32)
+    return np.where((amax == 0) | ~np.isfinite(narrow), np.float32(1), narrow)
+
+
 def inner_scale(amax: NDArray[Any], scheme: Scheme, outer: F32 | None, source: Format = FP32) -> NDArray[Any]:
     """Stored innermost scales for tile maxima, given the outer scales they will be multiplied by."""
     level, arithmetic = scheme.inner, scheme.arithmetic
     if level.format is E8M0:
-        return power_of_two_codes(amax, level.rule, scheme.element, arithmetic.zero_tile)
+        zero_tile = arithmetic.zero_tile
+        if zero_tile == "eps" and source is FP16:
+            # The peer masks exponent bits: a subnormal maximum is zero, or 2^-14 where the bump carries. Zero would be
+            # stored as 2^-127, which underflows in fp16 and is replaced by 1.
+            smallest = FP16.smallest_normal or 0.0
+            carries = amax >= (bump_threshold(level.rule, scheme.element)[0] - 1) * smallest
+            amax, zero_tile = np.where(carries, np.maximum(amax, smallest), 0), "one"
+        return power_of_two_codes(amax, level.rule, scheme.element, zero_tile)
     if level.rule not in MANTISSA_RULES:
         wanted = ", ".join(MANTISSA_RULES)
         raise UsageError(f"rule does not apply to a {level.format.name} scale", got=level.rule, wanted=wanted)
@@ -183,7 +201,7 @@ def quotient(amax: NDArray[Any], span: float, arithmetic: Arithmetic, source: Fo
     if arithmetic.precision == "fp64":
         return amax.astype(np.float64) / span
     if arithmetic.precision == "source":
-        return round_values(amax.astype(np.float64) / span, source)
+        return round_values(amax.astype(np.float64) / span, source).astype(np.float32)
     return amax.astype(np.float32) / np.float32(span)
 
 

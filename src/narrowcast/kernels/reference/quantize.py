@@ -49,6 +49,10 @@ def quantize(
         raise UsageError(
             "quantization works on matrices", where=where, got=f"shape {x.shape}", wanted="[..., N, K]"
         )
+    if x.size == 0:
+        raise UsageError(
+            "nothing to quantize", where=where, got=f"shape {x.shape}", wanted="at least one element"
+        )
     check_finite(x, where)
     if scheme.outer is not None and outer is None:
         outer = outer_scale(tensor_amax(x), scheme, source)
@@ -85,16 +89,21 @@ def _asymmetric(x: F32, scheme: Scheme, source: Format) -> QTensor:
     level = scheme.inner
     high = np.maximum(reduce_tiles(x, level.tile, np.maximum), 0)
     low = np.minimum(reduce_tiles(x, level.tile, np.minimum), 0)
-    extent = high - low
     if scheme.arithmetic.precision == "source":
-        extent = round_values(extent, source)
-    extent = quotient(extent, scheme.span, scheme.arithmetic, source)
-    empty = (high == 0) & (low == 0)
+        extent = quotient(
+            round_values(high.astype(np.float64) - low, source), scheme.span, scheme.arithmetic, source
+        )
+    else:
+        # Halves, since the extent itself overflows fp32 in a tile that holds both -3e38 and 3e38.
+        extent = quotient(high / 2 - low / 2, scheme.span / 2, scheme.arithmetic, source)
+    empty, top = (high == 0) & (low == 0), scheme.element.max
     stored = store_scale(extent, level.format)
     stored = np.where(empty, zero_tile_scale(level, scheme.arithmetic, source), stored).astype(stored.dtype)
     scale = load_scale(stored, level.format)
-    zero = np.clip(np.rint(divide(-low, scale, scheme, source)), 0, scheme.element.max)
-    zero = np.where(empty, (scheme.element.max + 1) // 2, zero).astype(np.float32)
+    zero = np.clip(
+        np.rint(_offset(divide(-low, scale, scheme, source), np.zeros_like(scale), scheme, source)), 0, top
+    )
+    zero = np.where(empty, (top + 1) // 2, zero).astype(np.float32)
     scale_at, zero_at = spread(scale, level.tile, x.shape), spread(zero, level.tile, x.shape)
     y = divide(x, scale_at, scheme, source)
     if scheme.arithmetic.order == "round_first":
