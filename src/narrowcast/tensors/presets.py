@@ -113,7 +113,10 @@ class Presets(Mapping[str, Preset]):
         return replace(found, name=f"{found.name}+{kv}", kv=kv, nearest=found.nearest or found.name)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower().replace("-", "_").partition("+")[0] in self._all
+        if not isinstance(name, str):
+            return False
+        stem, _, kv = name.lower().replace("-", "_").partition("+")
+        return stem in self._all and (not kv or kv in KV_SUFFIXES)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

@@ -38,6 +38,8 @@ class QTensor:
             raise InputError("scales do not fit the codes", where=self.scheme.name, got=got, wanted=wanted)
         if (self.zero is None) != (self.scheme.zero is None):
             raise InputError("zero points and scheme disagree", where=self.scheme.name)
+        if self.zero is not None and self.zero.shape != wanted[0]:
+            raise InputError("zero points do not fit the scales", got=self.zero.shape, wanted=wanted[0])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -79,5 +81,8 @@ class QTensor:
         """Exact decode: the fp32 product of all scales, times the element in fp32."""
         outer = self.scale_values(1) if len(self.scales) == 2 else None
         scale = element_divisor(self.scales[0], self.scheme, outer)
-        values: NDArray[np.float32] = self.elements() * spread(scale, self.scheme.inner.tile, self.shape)
+        with np.errstate(
+            over="ignore"
+        ):  # a product beyond fp32 is infinite, as in every engine; metrics count it
+            values: NDArray[np.float32] = self.elements() * spread(scale, self.scheme.inner.tile, self.shape)
         return values
