@@ -87,13 +87,17 @@ def wide_scale(value: Lane, kind: Lane) -> Lane:
     """Pattern of a positive fp32, bf16 or fp16 scale; never zero, and never subnormal but in fp16."""
     normal = greater(value, SMALLEST)
     narrow = encode_float(smaller(greater(value, 2.0**-24), 65504.0), *encoding(FP16))
-    return kind.equals(FP16_SCALE).select(narrow, kind.equals(BF16_SCALE).select(to_bf16(normal), normal.bits))
+    return kind.equals(FP16_SCALE).select(
+        narrow, kind.equals(BF16_SCALE).select(to_bf16(normal), normal.bits)
+    )
 
 
 def wide_one(kind: Lane) -> Lane:
     """The pattern of 1.0 as such a scale."""
     one = kind & 0
-    return kind.equals(FP16_SCALE).select(one | 0x3C00, kind.equals(BF16_SCALE).select(one | 0x3F80, one | 0x3F800000))
+    return kind.equals(FP16_SCALE).select(
+        one | 0x3C00, kind.equals(BF16_SCALE).select(one | 0x3F80, one | 0x3F800000)
+    )
 
 
 def e8m0_value(code: Lane) -> Lane:
@@ -110,7 +114,9 @@ def e4m3_value(code: Lane) -> Lane:
 def wide_value(code: Lane, kind: Lane) -> Lane:
     """Value of an fp32, bf16 or fp16 pattern."""
     half = decode_float(code, *decoding(FP16))
-    return kind.equals(FP16_SCALE).select(half, kind.equals(BF16_SCALE).select((code << 16).float, code.float))
+    return kind.equals(FP16_SCALE).select(
+        half, kind.equals(BF16_SCALE).select((code << 16).float, code.float)
+    )
 
 
 def zero_point(high: Lane, low: Lane, scale: Lane, top: Lane) -> Lane:
@@ -126,7 +132,9 @@ def float_step(code: Lane, m: Any, bias: Any, sign: Any) -> Lane:
     return ((greater(size >> m, 1) + (bias - m - 1)) << 23).float
 
 
-def fields(x: Lane, y: Lane, reach: Lane, divisor: Lane, zero: Lane, top: Lane, bottom: Lane, half: Lane) -> Lane:
+def fields(
+    x: Lane, y: Lane, reach: Lane, divisor: Lane, zero: Lane, top: Lane, bottom: Lane, half: Lane
+) -> Lane:
     """One element's fields of the count: clipped, underflowed or doubtful; see ``check``."""
     high, low = (top - zero + half) * divisor, (zero - bottom + half) * divisor
     limit, near = (x < 0.0).select(low, high), (x < 0.0).select(low * NEAR, high * NEAR)
@@ -138,4 +146,3 @@ def fields(x: Lane, y: Lane, reach: Lane, divisor: Lane, zero: Lane, top: Lane, 
     sure = (divisor >= 2.0**-100) & (divisor <= 2.0**100)
     doubt = sure.select(divisor.bits & 0, DOUBTFUL)
     return (x.size > limit).select(outside, inside) | doubt
-

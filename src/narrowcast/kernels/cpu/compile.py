@@ -1,7 +1,7 @@
 """Compiled kernels by name and carrier: compiled by numba on first use, kept on disk as native code.
 
-A stored kernel is loaded by llvmlite alone, so a run with a warm cache never pays for importing numba. The key
-of a stored kernel is everything its bits depend on: the sources of this package, llvmlite's version, and the
+A stored kernel is loaded by llvmlite alone, so a run with a warm cache never pays for importing numba. Its key is
+everything its bits depend on: the sources of this package and of the formats, llvmlite's version, and the
 processor's name and features. It is stored beside this package, or where that is read-only in the user's cache
 folder; NUMBA_CACHE_DIR overrules both. A kernel that cannot be stored is compiled again next time, and says so.
 
@@ -24,6 +24,8 @@ from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
+
+from narrowcast.numbers import formats
 
 Kernel = Callable[..., int]
 _HERE = Path(__file__).parent
@@ -130,7 +132,7 @@ def _key() -> str:
     digest = hashlib.sha256()
     for part in (llvmlite.__version__, llvm.get_host_cpu_name(), _features()):
         digest.update(part.encode() + b"\0")
-    for source in sorted(_HERE.glob("*.py")):
+    for source in (*sorted(_HERE.glob("*.py")), Path(formats.__file__)):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -179,6 +181,7 @@ def _store(path: Path, code: bytes) -> None:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(descriptor, "wb") as file:
             file.write(hashlib.sha256(code).digest() + code)
+        os.chmod(temporary, 0o644)  # a shared install serves every user
         os.replace(temporary, path)
     except OSError as error:
         print(f"kernel not cached in {path.parent}: {error}", file=sys.stderr)

@@ -9,8 +9,13 @@ from narrowcast.kernels.cpu.loops import loop
 from narrowcast.kernels.cpu.parameters import DECODING, FLOAT_ELEMENT, KIND, UNIT
 from narrowcast.kernels.cpu.scales import load_tiles
 from narrowcast.kernels.cpu.units import (
-    decode_float4, decode_float6, decode_float8, decode_integer4, decode_integer6, decode_integer8,
-)  # fmt: skip
+    decode_float4,
+    decode_float6,
+    decode_float8,
+    decode_integer4,
+    decode_integer6,
+    decode_integer8,
+)
 
 
 @loop

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from narrowcast.kernels.cpu.parameters import UNIT
 
+intrinsic: Callable[[Any], Any] = extending.intrinsic
 _WORD, _FLOAT, _DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
 _SCALARS = {"u8": types.uint8, "u16": types.uint16, "u32": types.uint32, "f32": types.float32}
 
@@ -235,7 +235,9 @@ def traced(*letters: str, result: str | None = None) -> Callable[[Callable[..., 
 
     def make(function: Callable[..., Lane | None]) -> Any:
         def typed(context: Any, *given: Any) -> Any:
-            arguments = [g if letter == "p" else _SCALARS[letter] for letter, g in zip(letters, given, strict=True)]
+            arguments = [
+                g if letter == "p" else _SCALARS[letter] for letter, g in zip(letters, given, strict=True)
+            ]
             returns = types.void if result is None else given[0].dtype if result == "p" else _SCALARS[result]
 
             def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
@@ -260,7 +262,7 @@ def traced(*letters: str, result: str | None = None) -> Callable[[Callable[..., 
     return make
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def at(context: Any, pointer: Any, index: Any) -> Any:
     """The pointer ``index`` elements further on."""
 

@@ -6,15 +6,15 @@ stays off, so every rounding is the reference's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
 
-from narrowcast.kernels.cpu.lanes import Lane, traced
+from narrowcast.kernels.cpu.lanes import Lane, intrinsic, traced
 
-loop = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+loop: Callable[[Any], Any] = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @traced("u32", result="f32")
@@ -23,7 +23,7 @@ def as_float(bits: Lane) -> Lane:
     return bits.float
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def value(context: Any, stored: Any) -> Any:
     """The float32 value of one stored element."""
 
@@ -33,7 +33,7 @@ def value(context: Any, stored: Any) -> Any:
     return types.float32(stored), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def magnitude(context: Any, stored: Any) -> Any:
     """A stored element without its sign, in its carrier."""
 

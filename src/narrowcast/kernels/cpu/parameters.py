@@ -71,7 +71,8 @@ def element_row(fmt: Format) -> U32:
 @cache
 def scale_row(scheme: Scheme) -> U32:
     """Parameters of the innermost scale level: how amax becomes a stored scale."""
-    kind, span = SCALE_KINDS[scheme.inner.format], float_bits(scheme.span)
+    span = float_bits(scheme.span if scheme.zero is None else scheme.span / 2)  # extents come as halves
+    kind = SCALE_KINDS[scheme.inner.format]
     if scheme.inner.format is not E8M0:
         return np.array([kind, span, 0, 0], np.uint32)
     threshold, reached = bump_threshold(scheme.inner.rule, scheme.element)

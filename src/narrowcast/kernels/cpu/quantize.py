@@ -11,8 +11,13 @@ from narrowcast.kernels.cpu.loops import loop
 from narrowcast.kernels.cpu.parameters import ENCODING, FLOAT_ELEMENT, KIND, UNIT
 from narrowcast.kernels.cpu.scales import load_tiles, make_scales, row_peak, tile_extremes, tile_peaks
 from narrowcast.kernels.cpu.units import (
-    encode_float4, encode_float6, encode_float8, encode_integer4, encode_integer6, encode_integer8,
-)  # fmt: skip
+    encode_float4,
+    encode_float6,
+    encode_float8,
+    encode_integer4,
+    encode_integer6,
+    encode_integer8,
+)
 
 u8 = np.uint8
 

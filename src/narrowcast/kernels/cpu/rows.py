@@ -11,8 +11,13 @@ from numpy.typing import NDArray
 from narrowcast.kernels import Rows, Scan
 from narrowcast.kernels.cpu.compile import kernel
 from narrowcast.kernels.cpu.parameters import (
-    SCALE_DTYPES, SCALE_KINDS, UNIT, element_row, scale_row, unsupported_element,
-)  # fmt: skip
+    SCALE_DTYPES,
+    SCALE_KINDS,
+    UNIT,
+    element_row,
+    scale_row,
+    unsupported_element,
+)
 from narrowcast.kernels.reference.rows import REFERENCE
 from narrowcast.numbers.codec import widen
 from narrowcast.numbers.formats import BF16, E8M0, FP16, FP32, Format, Kind
@@ -43,7 +48,12 @@ class Cpu:
         return Scan(amax) if np.isfinite(amax) else REFERENCE.scan(stored, source)
 
     def quantize(
-        self, stored: NDArray[Any], source: Format, scheme: Scheme, packing: Packing, outer: float | None = None
+        self,
+        stored: NDArray[Any],
+        source: Format,
+        scheme: Scheme,
+        packing: Packing,
+        outer: float | None = None,
     ) -> Rows:
         bits, level = _carrier(stored, source), scheme.inner
         n, k = bits.shape
@@ -71,7 +81,13 @@ class Cpu:
         return Rows(packed, scales, None if scheme.zero is None else zeros)
 
     def check(
-        self, stored: NDArray[Any], source: Format, scheme: Scheme, packing: Packing, rows: Rows, outer: float | None = None
+        self,
+        stored: NDArray[Any],
+        source: Format,
+        scheme: Scheme,
+        packing: Packing,
+        rows: Rows,
+        outer: float | None = None,
     ) -> Errors:
         bits, level = _carrier(stored, source), scheme.inner
         n, k = bits.shape
@@ -124,7 +140,9 @@ def _unsupported(scheme: Scheme) -> str | None:
         return f"tiles of {rows} x {cols} are not whole rows or multiples of {UNIT} columns"
     if last.divides or len(scheme.scales) > 2 or (len(scheme.scales) == 2 and last.tile != (0, 0)):
         return "the outer scale divides, or is not per tensor"
-    if scheme.zero is not None and (scheme.zero.kind is not Kind.INT or scheme.zero.signed or level.format is E8M0):
+    if scheme.zero is not None and (
+        scheme.zero.kind is not Kind.INT or scheme.zero.signed or level.format is E8M0
+    ):
         return "zero points are not unsigned integers under a scale with a mantissa"
     return None
 

@@ -8,9 +8,19 @@ from narrowcast.kernels.cpu.lanes import at
 from narrowcast.kernels.cpu.loops import as_float, larger, larger_signed, loop, magnitude
 from narrowcast.kernels.cpu.parameters import E4M3_SCALE, E8M0_SCALE, EMAX, HIGH, KIND, SPAN, THRESHOLD, UNIT
 from narrowcast.kernels.cpu.units import (
-    extents, load_e4m3, load_e8m0, load_wide, most_negative, most_positive, peak, store_e4m3, store_e8m0, store_wide,
-    widen, zero_points,
-)  # fmt: skip
+    extents,
+    load_e4m3,
+    load_e8m0,
+    load_wide,
+    most_negative,
+    most_positive,
+    peak,
+    store_e4m3,
+    store_e8m0,
+    store_wide,
+    widen,
+    zero_points,
+)
 
 
 @loop

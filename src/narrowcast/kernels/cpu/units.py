@@ -41,10 +41,16 @@ def widen(values: Pointer, stored: Pointer) -> None:
 
 @traced("p", "p", "p")
 def extents(low: Pointer, extent: Pointer, high: Pointer) -> None:
-    """Low becomes negative or zero (a positive "most negative" element is none), extent = high - low."""
-    lowest = smaller(low.load(), 0.0)
+    """Low becomes negative or zero (a positive "most negative" element is none), extent half of high - low.
+
+    Halves, since the extent itself overflows in a tile that holds both -3e38 and 3e38. Only an all-zero tile has an
+    extent of zero: halves that vanish become the smallest float32, whose scale is the smallest one as well.
+    """
+    highest, lowest = high.load(), smaller(low.load(), 0.0)
+    half = highest * 0.5 - lowest * 0.5
+    vanished = half.equals(0.0) & ((highest > 0.0) | (lowest < 0.0))
     low.store(lowest)
-    extent.store(high.load() - lowest)
+    extent.store(vanished.select(2.0**-149, half))
 
 
 @traced("p", "p", "u32", "u32")
@@ -93,7 +99,9 @@ def zero_points(zeros: Pointer, high: Pointer, low: Pointer, scales: Pointer, to
 
 def _encode_float(bits: int) -> Any:
     @traced("p", "p", "f32", "f32", "u32", *_SIX)
-    def encode_float(packed: Pointer, x: Pointer, divisor: Lane, zero: Lane, flip: Lane, *encoding: Lane) -> None:
+    def encode_float(
+        packed: Pointer, x: Pointer, divisor: Lane, zero: Lane, flip: Lane, *encoding: Lane
+    ) -> None:
         """Packed float codes of x / divisor."""
         pack(one.encode_float(x.load().stored / divisor, *encoding) ^ flip, bits, packed)
 
@@ -102,7 +110,9 @@ def _encode_float(bits: int) -> Any:
 
 def _encode_integer(bits: int) -> Any:
     @traced("p", "p", "f32", "f32", "u32", *_SIX)
-    def encode_integer(packed: Pointer, x: Pointer, divisor: Lane, zero: Lane, flip: Lane, *encoding: Lane) -> None:
+    def encode_integer(
+        packed: Pointer, x: Pointer, divisor: Lane, zero: Lane, flip: Lane, *encoding: Lane
+    ) -> None:
         """Packed integer codes of x / divisor + zero."""
         pack(one.encode_integer(x.load().stored / divisor + zero, *encoding[:4]) ^ flip, bits, packed)
 
@@ -169,4 +179,6 @@ decode_float4, decode_float6, decode_float8 = (_decode(bits, _float_value) for b
 decode_integer4, decode_integer6, decode_integer8 = (_decode(bits, _integer_value) for bits in (4, 6, 8))
 separate4, separate6, separate8 = (_separate(bits) for bits in (4, 6, 8))
 check_float4, check_float6, check_float8 = (_check(bits, _float_value, _float_step) for bits in (4, 6, 8))
-check_integer4, check_integer6, check_integer8 = (_check(bits, _integer_value, _integer_step) for bits in (4, 6, 8))
+check_integer4, check_integer6, check_integer8 = (
+    _check(bits, _integer_value, _integer_step) for bits in (4, 6, 8)
+)
