@@ -80,10 +80,11 @@ def durable(argv: Sequence[str | Path], out: Path, threads: int, extra: dict[str
 
 
 def clear(out: Path) -> None:
-    """Remove what an earlier run wrote and let the disk come to rest."""
-    if out.is_dir():
-        shutil.rmtree(out)
-    out.unlink(missing_ok=True)
+    """Remove what an earlier run wrote, or left half done, and let the disk come to rest."""
+    for path in (out, out.with_name(f"{out.name}.partial")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
     os.sync()
 
 

@@ -58,21 +58,21 @@ def tensors(layers: int, experts: bool) -> list[tuple[str, Shape]]:
     for number in range(layers):
         found += layer(number)
     if experts:
-        found.append(("model.layers.0.mlp.experts.gate_up_proj", EXPERTS_SHAPE))
+        found.append(("model.layers.0.feed_forward.experts.gate_up_proj", EXPERTS_SHAPE))
     return [*found, ("model.norm.weight", (HIDDEN,)), ("lm_head.weight", (VOCABULARY, HIDDEN))]
 
 
-def config(layers: int) -> dict[str, object]:
-    """config.json of the Llama shape above."""
+def config(layers: int, experts: bool) -> dict[str, object]:
+    """config.json of the Llama shape above; the layout of stacked experts is that of Llama 4, [E, in, 2 * out]."""
     return {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": ["Llama4ForCausalLM" if experts else "LlamaForCausalLM"],
         "bos_token_id": 1,
         "eos_token_id": 2,
         "hidden_act": "silu",
         "hidden_size": HIDDEN,
         "intermediate_size": MLP,
         "max_position_embeddings": 2048,
-        "model_type": "llama",
+        "model_type": "llama4_text" if experts else "llama",
         "num_attention_heads": HEADS,
         "num_hidden_layers": layers,
         "num_key_value_heads": KV_HEADS,
@@ -130,7 +130,7 @@ def build(out: Path, layers: int = 22, shards: int = 3, experts: bool = False) -
     size = 2 * sum(prod(shape) for part in parts for _, shape in part)
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    (out / "config.json").write_text(json.dumps(config(layers), indent=2) + "\n")
+    (out / "config.json").write_text(json.dumps(config(layers, experts), indent=2) + "\n")
     return out
 
 

@@ -34,7 +34,8 @@ def attempt(model: str, prompt: str, tokens: int) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     try:
-        engine = LLM(model, enforce_eager=True, max_model_len=512, max_num_seqs=1)
+        # Tiny batches: the engine first runs a full one, and in FP8 a CPU needs 5 seconds for a token.
+        engine = LLM(model, enforce_eager=True, max_model_len=32, max_num_batched_tokens=8, max_num_seqs=1)
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         out = engine.generate([prompt], sampling, use_tqdm=False)[0].outputs[0]
     except Exception as refusal:

@@ -32,8 +32,8 @@ SCRATCH = ROOT / ".bench" / "engines"
 ENGINE = ROOT / ".venv-engine" / "bin" / "python"
 NARROWCAST = ROOT / ".venv" / "bin" / "narrowcast"
 PROMPT = "The capital of France is"
-TOKENS = 16
-LIMIT = 600  # seconds for one preset
+TOKENS = 8
+LIMIT = 900  # seconds for one preset
 PARENT = "bf16"
 
 Verdict = dict[str, Any]
@@ -59,7 +59,8 @@ def quantize(model: Path, preset: str) -> Path:
     """The checkpoint of one preset, fresh; a failure of ours ends the test."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     out = SCRATCH / preset
-    shutil.rmtree(out, ignore_errors=True)
+    for path in (out, out.with_name(f"{preset}.partial")):
+        shutil.rmtree(path, ignore_errors=True)
     argv = [NARROWCAST, "quantize", model, out, "--preset", preset]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if cmp --silent engines/requirements.txt .venv-engine/requirements.txt; then exit 0; fi
+echo "Setting up .venv-engine, once: about 3.5 GB"
 python3 -m venv --clear .venv-engine
 pip=".venv-engine/bin/python -m pip install --quiet"
 $pip "$(grep '^torch==' engines/requirements.txt)"
