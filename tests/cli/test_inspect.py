@@ -127,6 +127,27 @@ def test_foreign_methods_are_named_and_counted(cli: Cli, tmp_path: Path, method:
     assert method in cli("inspect", folder).out
 
 
+def test_schemes_that_are_not_ours_are_described_not_renamed(cli: Cli, tmp_path: Path) -> None:
+    """Blocks of 64x64 are not fp8_block128, and a group that takes no module says nothing about it."""
+    weights = {
+        "num_bits": 8,
+        "type": "float",
+        "symmetric": True,
+        "strategy": "block",
+        "block_structure": [64, 64],
+    }
+    groups = {"group_0": {"targets": ["re:.*up_proj"], "weights": weights}}
+    config = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+    pieces = {
+        "weight": np.zeros((64, 64), ml_dtypes.float8_e4m3fn),
+        "weight_scale": np.ones((1, 1), np.float32),
+    }
+    tensors = {f"{module}.{name}": part for module in (PATH, "other") for name, part in pieces.items()}
+    answer = cli("inspect", write(tmp_path / "m", tensors, config), "--json").json
+    found = {module["name"]: module["scheme"] for module in answer["modules"]}
+    assert found == {PATH: "float 8 bits block", "other": "compressed-tensors: F8_E4M3 with weight_scale"}
+
+
 def test_stacked_experts(cli: Cli, tmp_path: Path) -> None:
     folder = toys.moe(tmp_path / "moe", "gpt_oss")
     answer = cli("inspect", folder, "--json").json

@@ -186,7 +186,6 @@ def _neighbours_wide(x: float, fmt: Format) -> tuple[Point | None, Point | None]
     """The same for formats without a table: round down and up, one float64 step beside x."""
     low = float(round_values(np.float64([nextafter(x, -inf)]), fmt, "down")[0])
     high = float(round_values(np.float64([nextafter(x, inf)]), fmt, "up")[0])
-    low, high = min(low, fmt.max), max(high, -fmt.max)
     below = Point(low, _wide_code(low, fmt)) if low != -inf else None
     return below, Point(high, _wide_code(high, fmt)) if high != inf else None
 
