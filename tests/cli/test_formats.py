@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cli.running import Cli
-from narrowcast.numbers.codec import OVERFLOWS, ROUNDINGS
+from narrowcast.numbers.codec import OVERFLOWS, ROUNDINGS, Counts, encode
 from narrowcast.numbers.formats import formats
 
 # Derived from the formulas by hand: seeds rows 1 to 19, and row 52 for the ranges.
@@ -166,6 +166,25 @@ def test_wide_formats_agree_with_numpy_neighbours(cli: Cli, name: str, value: fl
         between = cli("formats", name, "--value", repr(below["value"]), "--json").json["values"][0]
         if got["result"] != "exact":
             assert between["above"]["value"] == above["value"]
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_values_of_16_bits_are_the_codecs(cli: Cli, name: str) -> None:
+    """These two are explained as values; the code table of the codec must say the same under every rule."""
+    small = [0.0, -0.0, 0.3, -1 / 3, 2.0**-14, 2.0**-25, 1.5 * 2.0**-25, 2.0**-134, -3e-41]
+    large = [65519.9, 65520.0, -1e5, 3.4e38, 3.3961775292304601e38, 1e39]
+    values = [*small, *large, math.inf, -math.inf, math.nan]
+    for value in values:
+        got = cli("formats", name, "--value", repr(value), "--json").json["values"][0]
+        for rule, point in got["roundings"].items():
+            assert point["code"] == encode(np.float64([value]), formats[name], rule).codes[0], (value, rule)
+        special = encode(np.float64([value]), formats[name], overflow="special").codes[0]
+        assert got["overflows"]["special"]["code"] == special, value
+        counts = encode(np.float64([value]), formats[name]).counts
+        if got["result"] in ("clipped", "underflowed", "nan", "inf"):
+            assert getattr(counts, got["result"]) == 1, value
+        else:
+            assert counts == Counts(), value
 
 
 def test_one_value_in_every_format(cli: Cli) -> None:

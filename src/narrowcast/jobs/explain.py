@@ -2,8 +2,9 @@
 
     below ≤ x ≤ above,   decoded = nearest of the two (ties to the even code),   error = decoded - x
 
-Everything here asks the codec; nothing rounds by itself. Formats above 16 bits have no code table, so their
-neighbours come from rounding down and up one float64 step away, and their bits from the IEEE encoding.
+Everything here asks the codec; nothing rounds by itself. IEEE formats from 16 bits on are rounded as values:
+their neighbours come from rounding down and up one float64 step away, and their bits from the machine's own
+encoding, because a table of all their values is slow to make or impossible.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from narrowcast.numbers.formats import Format, formats
 from narrowcast.tensors.qtensor import QTensor
 from narrowcast.tensors.schemes import Scheme
 
-_WORDS = {"fp32": (">f", ">I", 0), "tf32": (">f", ">I", 13), "fp64": (">d", ">Q", 0)}
+# How IEEE formats are packed: the machine's float, the integer with its bits, and how many low ones are dropped.
+_WORDS = {
+    "fp64": (">d", ">Q", 0), "fp32": (">f", ">I", 0), "tf32": (">f", ">I", 13), "bf16": (">f", ">I", 16),
+    "fp16": (">e", ">H", 0),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,8 @@ def explain(x: float, fmt: Format) -> Explained:
 
 def _cast(x: float, fmt: Format, rounding: Any, overflow: Any) -> Point | str:
     """The value and code under the given rules, or the reason of the refusal."""
-    if not fmt.coded:
-        return _cast_wide(x, fmt, rounding, overflow)
+    if fmt.name in _WORDS:
+        return _cast_ieee(x, fmt, rounding, overflow)
     try:
         code = int(encode(np.float64([x]), fmt, rounding, overflow).codes[0])
     except NonFiniteError:
@@ -154,17 +159,17 @@ def _cast(x: float, fmt: Format, rounding: Any, overflow: Any) -> Point | str:
     return Point(float(decode_table(fmt)[code]), code)
 
 
-def _cast_wide(x: float, fmt: Format, rounding: Any, overflow: str) -> Point | str:
+def _cast_ieee(x: float, fmt: Format, rounding: Any, overflow: str) -> Point | str:
     value = float(round_values(np.float64([x]), fmt, rounding)[0])
     if isinf(value) and overflow == "error":
         return "refused: outside the range"
     if isinf(value) and overflow == "saturate":
         value = fmt.max if value > 0 else -fmt.max
-    return Point(value, _wide_code(value, fmt))
+    return Point(value, _ieee_code(value, fmt))
 
 
-def _wide_code(value: float, fmt: Format) -> int:
-    """The IEEE bits of a value of fp64, fp32 or tf32 (fp32 without its lowest 13 bits)."""
+def _ieee_code(value: float, fmt: Format) -> int:
+    """The bits of a value of an IEEE format; tf32 and bf16 are the top bits of fp32."""
     packed, word, drop = _WORDS[fmt.name]
     bits: int = struct.unpack(word, struct.pack(packed, value))[0]
     return bits >> drop
@@ -174,20 +179,20 @@ def _neighbours(x: float, fmt: Format) -> tuple[Point | None, Point | None]:
     """The nearest values strictly below and above x, where the format has them."""
     if not isfinite(x):
         return None, None
-    if not fmt.coded:
-        return _neighbours_wide(x, fmt)
+    if fmt.name in _WORDS:
+        return _neighbours_ieee(x, fmt)
     finite = [(float(v), code) for code, v in enumerate(decode_table(fmt)) if isfinite(v)]
     below = max((p for p in finite if p[0] < x), default=None, key=lambda p: p[0])
     above = min((p for p in finite if p[0] > x), default=None, key=lambda p: p[0])
     return Point(*below) if below else None, Point(*above) if above else None
 
 
-def _neighbours_wide(x: float, fmt: Format) -> tuple[Point | None, Point | None]:
-    """The same for formats without a table: round down and up, one float64 step beside x."""
+def _neighbours_ieee(x: float, fmt: Format) -> tuple[Point | None, Point | None]:
+    """The same for IEEE formats: round down and up, one float64 step beside x."""
     low = float(round_values(np.float64([nextafter(x, -inf)]), fmt, "down")[0])
     high = float(round_values(np.float64([nextafter(x, inf)]), fmt, "up")[0])
-    below = Point(low, _wide_code(low, fmt)) if low != -inf else None
-    return below, Point(high, _wide_code(high, fmt)) if high != inf else None
+    below = Point(low, _ieee_code(low, fmt)) if low != -inf else None
+    return below, Point(high, _ieee_code(high, fmt)) if high != inf else None
 
 
 def _fate(x: float, nearest: Point | None, fmt: Format) -> str:
@@ -198,7 +203,7 @@ def _fate(x: float, nearest: Point | None, fmt: Format) -> str:
         return "inf"
     if nearest.value == x:
         return "exact"
-    if not fmt.coded:
+    if fmt.name in _WORDS:
         over = isinf(float(round_values(np.float64([x]), fmt)[0]))
         return "clipped" if over else "underflowed" if nearest.value == 0 else "rounded"
     counts = encode(np.float64([x]), fmt).counts
