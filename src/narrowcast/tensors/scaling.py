@@ -192,8 +192,19 @@ def inner_scale(amax: NDArray[Any], scheme: Scheme, outer: F32 | None, source: F
     value = quotient(amax, scheme.span, arithmetic, source)
     if outer is not None:
         value = value * outer if scheme.scales[1].divides else value / outer
-    stored = store_scale(value, level.format)
-    return np.where(amax == 0, zero_tile_scale(level, arithmetic, source), stored).astype(stored.dtype)
+    return tile_scale(value, amax == 0, level, arithmetic, source)
+
+
+def tile_scale(
+    value: NDArray[Any], empty: NDArray[np.bool_], level: Scale, arithmetic: Arithmetic, source: Format
+) -> NDArray[Any]:
+    """Tile scales as stored, with the scheme's scale where a tile is empty (or, for a peer, rounds to zero)."""
+    if arithmetic.zero_tile == "eps":
+        stored = value.astype(np.float32) if level.format is FP32 else encode(value, level.format).codes
+        empty = load_scale(stored, level.format) == 0
+    else:
+        stored = store_scale(value, level.format)
+    return np.where(empty, zero_tile_scale(level, arithmetic, source), stored).astype(stored.dtype)
 
 
 def quotient(amax: NDArray[Any], span: float, arithmetic: Arithmetic, source: Format) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from narrowcast.errors import UsageError
 from narrowcast.numbers.codec import encode, round_values
-from narrowcast.numbers.formats import FP32, Format, Kind
+from narrowcast.numbers.formats import E2M3, FP32, Format, Kind
 from narrowcast.tensors.qtensor import QTensor
 from narrowcast.tensors.scaling import (
     check_finite,
@@ -26,7 +26,7 @@ from narrowcast.tensors.scaling import (
     reduce_tiles,
     spread,
     store_scale,
-    zero_tile_scale,
+    tile_scale,
 )
 from narrowcast.tensors.schemes import Scheme
 
@@ -67,6 +67,8 @@ def quantize(
         divisor = element_divisor(stored, scheme, outer)
         levels = (stored,) if outer is None else (stored, outer)
     y = divide(x, spread(divisor, scheme.inner.tile, x.shape), scheme, source)
+    if scheme.arithmetic.precision == "source" and scheme.element is not E2M3:
+        y = y + 0.0  # the peer adds a zero point of 0 or multiplies by sign(x): minus zero becomes zero
     return QTensor(scheme, encode(y, scheme.element).codes, levels)
 
 
@@ -97,8 +99,7 @@ def _asymmetric(x: F32, scheme: Scheme, source: Format) -> QTensor:
         # Halves, since the extent itself overflows fp32 in a tile that holds both -3e38 and 3e38.
         extent = quotient(high / 2 - low / 2, scheme.span / 2, scheme.arithmetic, source)
     empty, top = (high == 0) & (low == 0), scheme.element.max
-    stored = store_scale(extent, level.format)
-    stored = np.where(empty, zero_tile_scale(level, scheme.arithmetic, source), stored).astype(stored.dtype)
+    stored = tile_scale(extent, empty, level, scheme.arithmetic, source)
     scale = load_scale(stored, level.format)
     zero = np.clip(
         np.rint(_offset(divide(-low, scale, scheme, source), np.zeros_like(scale), scheme, source)), 0, top
