@@ -23,10 +23,10 @@ demo: setup
 	$(RUN) -m demo.run
 
 test: setup
-	$(RUN) -m pytest -n auto --dist loadfile
+	$(RUN) -m pytest -n auto --dist loadfile -rs
 
 test-all: setup
-	$(RUN) -m pytest -n auto --dist loadfile -m ''
+	$(RUN) -m pytest -n auto --dist loadfile -rs -m ''
 
 check: setup
 	$(VENV)/bin/ruff format --check .
