@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from narrowcast.errors import UsageError
 from narrowcast.kernels.reference.dequantize import dequantize as _decode
-from narrowcast.kernels.reference.quantize import quantize as _encode
 from narrowcast.numbers.formats import BF16, FP16, FP32, Format
 from narrowcast.runtime.arrays import widened
+from narrowcast.runtime.tensors import quantize as _encode
 from narrowcast.tensors.metrics import ErrorReport
 from narrowcast.tensors.metrics import error_report as _report
 from narrowcast.tensors.qtensor import QTensor
@@ -46,7 +46,7 @@ def quantize_tensor(x: Any, scheme: str | Scheme) -> QTensor:
     Raises NonFiniteError for NaN and infinity, UsageError for an unknown scheme or what is no float matrix.
     """
     values, source = widened(x)
-    return _encode(values, _scheme(scheme), source=source)
+    return _encode(values, _scheme(scheme), source)
 
 
 def dequantize(q: QTensor, dtype: Any = "float32") -> Any:
@@ -74,7 +74,7 @@ def error_report(x: Any, quantized: QTensor | str | Scheme) -> ErrorReport:
     """
     values, source = widened(x)
     if not isinstance(quantized, QTensor):
-        quantized = _encode(values, _scheme(quantized), source=source)
+        quantized = _encode(values, _scheme(quantized), source)
     if quantized.shape != values.shape:
         wanted = f"shape {list(quantized.shape)}"
         raise UsageError(

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from narrowcast.kernels.reference.quantize import quantize
 from narrowcast.runtime.arrays import widened
+from narrowcast.runtime.tensors import quantize
 from narrowcast.tensors.schemes import Scheme, schemes
 
 
@@ -23,7 +23,7 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
         values, source = widened(x)
-        decoded = quantize(values, scheme, source=source).dequantize()
+        decoded = quantize(values, scheme, source).dequantize()
         return torch.from_numpy(decoded).to(device=x.device, dtype=x.dtype)
 
     @staticmethod
