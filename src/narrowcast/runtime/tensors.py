@@ -8,6 +8,8 @@ a large tensor has to go through the definition, a warning says why.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +57,7 @@ def quantize(x: F32, scheme: Scheme, source: Format = FP32) -> QTensor:
     return QTensor(scheme, codes, tuple(scales), _stacked(zero, lead) if zero else None)
 
 
-def _stacked(
-    parts: list[NDArray[np.generic]] | list[NDArray[np.uint8]], lead: list[int]
-) -> NDArray[np.generic]:
+def _stacked(parts: Sequence[NDArray[Any]], lead: Sequence[int]) -> NDArray[Any]:
     """Matrices under their leading axes again."""
     stacked = np.stack(parts) if len(parts) > 1 else parts[0][None]
     return stacked.reshape(*lead, *stacked.shape[1:])
