@@ -37,7 +37,7 @@ def scan(package: Path | None = None, **environment: str) -> tuple[bool, str]:
 def test_compiled_once_then_loaded_without_numba_and_never_from_a_damaged_file(tmp_path: Path) -> None:
     compiled, said = scan(NUMBA_CACHE_DIR=str(tmp_path))
     assert compiled
-    assert said == f"compiling kernel peak for uint16 elements, once; cached in {tmp_path / 'narrowcast'}\n"
+    assert said == f"compiling kernel peak_uint16, once; cached in {tmp_path / 'narrowcast'}\n"
     assert scan(NUMBA_CACHE_DIR=str(tmp_path)) == (False, "")
     (kept,) = (tmp_path / "narrowcast").iterdir()
     kept.write_bytes(kept.read_bytes()[:-1000])
@@ -67,6 +67,4 @@ def test_a_read_only_install_uses_the_users_folder_and_a_changed_source_compiles
 def test_without_any_folder_it_says_so_and_works() -> None:
     compiled, said = scan(NUMBA_CACHE_DIR="/dev/null")
     assert compiled
-    assert (
-        said == "compiling kernel peak for uint16 elements, for this run only: no cache folder is writable\n"
-    )
+    assert said == "compiling kernel peak_uint16, for this run only: no cache folder is writable\n"

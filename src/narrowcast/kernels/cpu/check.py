@@ -20,72 +20,45 @@ from typing import Any
 
 import numpy as np
 
+from narrowcast.kernels.cpu import units
 from narrowcast.kernels.cpu.codes import DOUBTFUL, UNDERFLOWED
-from narrowcast.kernels.cpu.decode import copy_last, decode
+from narrowcast.kernels.cpu.decode import copy_last, decoder
 from narrowcast.kernels.cpu.lanes import at
 from narrowcast.kernels.cpu.loops import as_float, loop, value
 from narrowcast.kernels.cpu.parameters import (
     DECODING,
-    FLOAT_ELEMENT,
     HALF_TOP,
     HIGH,
-    KIND,
     LOW,
     STRETCH,
     UNIT,
 )
 from narrowcast.kernels.cpu.scales import load_tiles
-from narrowcast.kernels.cpu.units import (
-    check_float4,
-    check_float6,
-    check_float8,
-    check_integer4,
-    check_integer6,
-    check_integer8,
-    separate4,
-    separate6,
-    separate8,
-)
+from narrowcast.kernels.cpu.units import Codes
 
 SLACK = 2.0**-22
 f64 = np.float64
 
 
-@loop
-def fast_check(
-    x: Any, packed: Any, units: int, element: Any, bits: int, flip: int, divisors: Any, offsets: Any,
-    total: Any, signal: Any, noise: Any,
-) -> None:  # fmt: skip
-    """Add the fields of every element of whole units to ``total``, and their energies, by lanes."""
-    kind, a, b, c = element[KIND], element[DECODING], element[DECODING + 1], element[DECODING + 2]
-    d, e = element[DECODING + 3], element[DECODING + 4]
-    top, bottom, half = as_float(element[HIGH]), as_float(element[LOW]), as_float(element[HALF_TOP])
-    for u in range(units):
-        xs, codes, s, zero = at(x, u * UNIT), at(packed, 2 * u * bits), divisors[u], offsets[u]
-        if kind == FLOAT_ELEMENT:
-            if bits == 8:
-                check_float8(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
-            elif bits == 4:
-                check_float4(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
-            else:
-                check_float6(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
-        elif bits == 8:
-            check_integer8(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
-        elif bits == 4:
-            check_integer4(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
-        else:
-            check_integer6(total, signal, noise, xs, codes, s, zero, top, bottom, half, flip, a, b, c, d, e)
+def fast_checker(how: Codes) -> Any:
+    """The function that adds the fields of every element of ``count`` units, and their energies, by lanes."""
+    check, bits = units.check(how), how.bits
 
+    @loop
+    def fast_check(
+        x: Any, packed: Any, count: int, element: Any, flip: int, divisors: Any, offsets: Any,
+        total: Any, signal: Any, noise: Any,
+    ) -> None:  # fmt: skip
+        a, b, c = element[DECODING], element[DECODING + 1], element[DECODING + 2]
+        d, e = element[DECODING + 3], element[DECODING + 4]
+        top, bottom, half = as_float(element[HIGH]), as_float(element[LOW]), as_float(element[HALF_TOP])
+        for u in range(count):
+            check(
+                total, signal, noise, at(x, u * UNIT), at(packed, 2 * u * bits), divisors[u], offsets[u],
+                top, bottom, half, flip, a, b, c, d, e,
+            )  # fmt: skip
 
-@loop
-def separate(packed: Any, bits: int, flip: int, codes: Any) -> None:
-    """The codes of one unit, one a byte."""
-    if bits == 8:
-        separate8(codes, packed, flip)
-    elif bits == 4:
-        separate4(codes, packed, flip)
-    else:
-        separate6(codes, packed, flip)
+    return fast_check
 
 
 @loop
@@ -109,18 +82,25 @@ def exact_counts(
             counts[2] += 1
 
 
-@loop
-def exact_check(
-    x: Any, packed: Any, count: int, element: Any, half: Any, bits: int, flip: int, divisors: Any, offsets: Any,
-    counts: Any, decoded: Any, codes: Any, last_packed: Any,
-) -> None:  # fmt: skip
-    """``exact_counts`` of a stretch; ``decoded`` is left with the last unit's values."""
-    for u in range((count + UNIT - 1) // UNIT):
-        size = min(UNIT, count - u * UNIT)
-        copy_last(at(packed, 2 * u * bits), size, bits, last_packed)
-        decode(last_packed, 1, element, bits, flip, at(divisors, u), at(offsets, u), decoded)
-        separate(last_packed, bits, flip, codes)
-        exact_counts(at(x, u * UNIT), size, codes, decoded, element, half, divisors[u], offsets[u], counts)
+def exact_checker(how: Codes) -> Any:
+    """The function that does ``exact_counts`` on ``count`` elements; leaves the last unit's values in ``decoded``."""
+    decode_units, separate, bits = decoder(how), units.separate(how), how.bits
+
+    @loop
+    def exact_check(
+        x: Any, packed: Any, count: int, element: Any, half: Any, flip: int, divisors: Any, offsets: Any, counts: Any,
+        decoded: Any, codes: Any, last_packed: Any,
+    ) -> None:  # fmt: skip
+        for u in range((count + UNIT - 1) // UNIT):
+            size = min(UNIT, count - u * UNIT)
+            copy_last(at(packed, 2 * u * bits), size * bits, last_packed)
+            decode_units(last_packed, 1, element, flip, at(divisors, u), at(offsets, u), decoded)
+            separate(codes, last_packed, flip)
+            exact_counts(
+                at(x, u * UNIT), size, codes, decoded, element, half, divisors[u], offsets[u], counts
+            )
+
+    return exact_check
 
 
 @loop
@@ -138,54 +118,70 @@ def settle(total: Any, counts: Any) -> int:
 
 
 @loop
-def check_row(
-    x: Any, k: int, packed: Any, element: Any, half: Any, bits: int, flip: int, divisors: Any, offsets: Any,
-    counts: Any, total: Any, signal: Any, noise: Any, decoded: Any, codes: Any, last_packed: Any,
-) -> None:  # fmt: skip
-    """Counts and energies of one row; fewer than 16 last elements are counted exactly."""
-    whole = k // UNIT * UNIT
-    for j in range(0, whole, STRETCH):
-        count, at_packed, u = min(STRETCH, whole - j), at(packed, j * bits // 8), j // UNIT
-        s, zero = at(divisors, u), at(offsets, u)
-        fast_check(at(x, j), at_packed, count // UNIT, element, bits, flip, s, zero, total, signal, noise)
-        if settle(total, counts):
+def add_energies(x: Any, count: int, decoded: Any, signal: Any, noise: Any) -> None:
+    """Add x² and (x - x̂)² of fewer than 16 elements to the lanes."""
+    for j in range(count):
+        wide = f64(value(x[j]))
+        error = wide - f64(decoded[j])
+        signal[j] += wide * wide
+        noise[j] += error * error
+
+
+def row_checker(how: Codes) -> Any:
+    """The function that adds the counts and energies of a row; fewer than 16 last elements are counted exactly."""
+    fast_check, exact_check, bits = fast_checker(how), exact_checker(how), how.bits
+
+    @loop
+    def check_row(
+        x: Any, k: int, packed: Any, element: Any, half: Any, flip: int, divisors: Any, offsets: Any,
+        counts: Any, total: Any, signal: Any, noise: Any, decoded: Any, codes: Any, last_packed: Any,
+    ) -> None:  # fmt: skip
+        whole = k // UNIT * UNIT
+        for j in range(0, whole, STRETCH):
+            count, xs, coded = min(STRETCH, whole - j), at(x, j), at(packed, j * bits // 8)
+            s, zero = at(divisors, j // UNIT), at(offsets, j // UNIT)
+            fast_check(xs, coded, count // UNIT, element, flip, s, zero, total, signal, noise)
+            if settle(total, counts):
+                exact_check(
+                    xs, coded, count, element, half, flip, s, zero, counts, decoded, codes, last_packed
+                )
+        if whole < k:
+            xs, coded = at(x, whole), at(packed, whole * bits // 8)
+            s, zero = at(divisors, whole // UNIT), at(offsets, whole // UNIT)
             exact_check(
-                at(x, j), at_packed, count, element, half, bits, flip, s, zero, counts, decoded, codes, last_packed
-            )  # fmt: skip
-    if whole < k:
-        u, rest = whole // UNIT, k - whole
-        exact_check(
-            at(x, whole), at(packed, 2 * u * bits), rest, element, half, bits, flip, at(divisors, u), at(offsets, u),
-            counts, decoded, codes, last_packed,
-        )  # fmt: skip
-        for j in range(rest):
-            wide = f64(value(x[whole + j]))
-            error = wide - f64(decoded[j])
-            signal[j] += wide * wide
-            noise[j] += error * error
+                xs, coded, k - whole, element, half, flip, s, zero, counts, decoded, codes, last_packed
+            )
+            add_energies(xs, k - whole, decoded, signal, noise)
+
+    return check_row
 
 
-def check_kernel(
-    x: Any, n: int, k: int, packed: Any, row_bytes: int, tile_rows: int, cols: int, tiles: int, element: Any, half: Any,
-    kind: int, outer: float, asymmetric: int, bits: int, flip: int, codes: Any, zeros: Any, counts: Any, energies: Any,
-    values: Any, divisors: Any, offsets: Any, total: Any, signal: Any, noise: Any, decoded: Any, unit_codes: Any,
-    last_packed: Any,
-) -> None:  # fmt: skip
-    """Add to counts (clipped, underflowed, beyond) and energies (signal, noise) of x [n, k].
+def check_kernel(how: Codes) -> Any:
+    """The function that adds to counts (clipped, underflowed, beyond) and energies (signal, noise) of x [n, k].
 
     The arguments after ``energies`` are scratch, of which ``offsets``, ``total``, ``signal`` and ``noise`` begin as
     zeros.
     """
-    for i in range(n):
-        if i % tile_rows == 0:
-            r = i // tile_rows * tiles
-            load_tiles(
-                at(codes, r), at(zeros, r), tiles, kind, outer, cols, k, asymmetric, values, divisors, offsets
+    check_row = row_checker(how)
+
+    def check(
+        x: Any, n: int, k: int, packed: Any, row_bytes: int, tile_rows: int, cols: int, tiles: int, element: Any,
+        half: Any, kind: int, outer: float, asymmetric: int, flip: int, codes: Any, zeros: Any, counts: Any,
+        energies: Any, values: Any, divisors: Any, offsets: Any, total: Any, signal: Any, noise: Any, decoded: Any,
+        unit_codes: Any, last_packed: Any,
+    ) -> None:  # fmt: skip
+        for i in range(n):
+            if i % tile_rows == 0:
+                r = i // tile_rows * tiles
+                load_tiles(
+                    at(codes, r), at(zeros, r), tiles, kind, outer, cols, k, asymmetric, values, divisors, offsets
+                )  # fmt: skip
+            check_row(
+                at(x, i * k), k, at(packed, i * row_bytes), element, half, flip, divisors, offsets, counts, total,
+                signal, noise, decoded, unit_codes, last_packed,
             )  # fmt: skip
-        check_row(
-            at(x, i * k), k, at(packed, i * row_bytes), element, half, bits, flip, divisors, offsets, counts, total,
-            signal, noise, decoded, unit_codes, last_packed,
-        )  # fmt: skip
-    for lane in range(UNIT):
-        energies[0] += signal[lane]
-        energies[1] += noise[lane]
+        for lane in range(UNIT):
+            energies[0] += signal[lane]
+            energies[1] += noise[lane]
+
+    return check

@@ -25,6 +25,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from narrowcast.kernels.cpu.parameters import FLOAT_ELEMENT
 from narrowcast.numbers import formats
 
 Kernel = Callable[..., int]
@@ -35,48 +36,51 @@ _lock = threading.Lock()
 # D float64.
 _SIGNATURES = {
     "peak": "S i S",
-    "quantize": "S i i i i i W W f i i i i B i W B S S F F F F F S B",
-    "check": "S i i B i i i i W F i f i i i W B N D F F F W D D F B B",
-    "dequantize": "B i i i i i i W i f i i i W B S F F F S B",
+    "quantize": "S i i i i i W W f i i i B i W B S S F F F F F S B",
+    "check": "S i i B i i i i W F i f i i W B N D F F F W D D F B B",
+    "dequantize": "B i i i i i i W i f i i W B S F F F S B",
 }
 
 
-def kernel(name: str, carrier: str) -> Kernel:
-    """The compiled function ``name`` for elements of this carrier: "uint16", "uint32", or what to dequantize to,
-    "uint16" (bf16) or "float32".
+def kernel(name: str, carrier: str, kind: int = 0, bits: int = 8) -> Kernel:
+    """The compiled function ``name`` for elements of this carrier ("uint16", "uint32", or what to dequantize to,
+    "uint16" for bf16 or "float32") and codes of this kind, packed ``bits`` each.
 
     Arguments are integers, floats and array addresses; the call releases the interpreter lock.
     """
     with _lock:
-        return _kernel(name, carrier)
+        return _kernel(name, carrier, kind, bits)
 
 
 @cache
-def _kernel(name: str, carrier: str) -> Kernel:
-    symbol = f"narrowcast_{name}_{carrier}"
+def _kernel(name: str, carrier: str, kind: int, bits: int) -> Kernel:
+    look = "" if name == "peak" else f"_{'float' if kind == FLOAT_ELEMENT else 'integer'}{bits}"
+    symbol = f"{name}_{carrier}{look}"
     code = _stored(symbol)
     if code is None:
         folder = _folder()
         where = f"once; cached in {folder}" if folder else "for this run only: no cache folder is writable"
-        print(f"compiling kernel {name} for {carrier} elements, {where}", file=sys.stderr, flush=True)
-        code = _compile(name, carrier, symbol)
+        print(f"compiling kernel {symbol}, {where}", file=sys.stderr, flush=True)
+        code = _compile(name, carrier, kind, bits, symbol)
         if folder:
             _store(folder / _file_name(symbol), code)
     return _load(code, symbol, name)
 
 
-def _compile(name: str, carrier: str, symbol: str) -> bytes:
+def _compile(name: str, carrier: str, kind: int, bits: int, symbol: str) -> bytes:
     """Native code of one kernel, exported under ``symbol``."""
     from numba import njit, types
 
     from narrowcast.kernels.cpu import check, decode, quantize
+    from narrowcast.kernels.cpu.units import Codes
 
-    function = {
+    makers: dict[str, Callable[[Codes], Any]] = {
         "peak": quantize.peak_kernel,
         "quantize": quantize.quantize_kernel,
         "check": check.check_kernel,
         "dequantize": decode.dequantize_kernel,
-    }[name]
+    }
+    function = makers[name](Codes(kind, bits))
     letters = {
         "i": types.int64, "f": types.float32, "S": types.CPointer(getattr(types, carrier)),
         "B": types.CPointer(types.uint8), "W": types.CPointer(types.uint32),

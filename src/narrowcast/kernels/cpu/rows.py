@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.kernels import Rows, Scan
-from narrowcast.kernels.cpu.compile import kernel
+from narrowcast.kernels.cpu.compile import Kernel, kernel
 from narrowcast.kernels.cpu.parameters import (
+    FLOAT_ELEMENT,
+    INT_ELEMENT,
     SCALE_DTYPES,
     SCALE_KINDS,
     UNIT,
@@ -43,7 +45,7 @@ class Cpu:
     def scan(self, stored: NDArray[Any], source: Format) -> Scan:
         bits = _carrier(stored, source)
         peak = np.zeros(1, bits.dtype)
-        _run("peak", bits.dtype.name, bits, bits.size, peak)
+        _call(kernel("peak", bits.dtype.name), bits, bits.size, peak)
         amax = float((widen(peak, BF16) if peak.dtype == np.uint16 else peak.view(np.float32))[0])
         return Scan(amax) if np.isfinite(amax) else REFERENCE.scan(stored, source)
 
@@ -68,9 +70,9 @@ class Cpu:
         fused = _fused(packing)
         packed = _room(n, k, fused)
         _run(
-            "quantize", bits.dtype.name, bits, n, k, level.tile[0] or n, level.tile[1] or k, tiles,
+            "quantize", bits.dtype, scheme, fused, bits, n, k, level.tile[0] or n, level.tile[1] or k, tiles,
             element_row(scheme.element), scale_row(scheme), _factor(scheme, outer), given, scheme.zero is not None,
-            fused.bits, fused.flip, packed, packed.shape[1], codes, zeros,
+            fused.flip, packed, packed.shape[1], codes, zeros,
             _with_slack(tiles, bits.dtype), _with_slack(tiles, bits.dtype), _with_slack(tiles), _with_slack(tiles),
             *_unit_scratch(k, tiles), _with_slack(0, bits.dtype), _with_slack(0, np.uint8),
         )  # fmt: skip
@@ -95,9 +97,9 @@ class Cpu:
         tiles = rows.scales.shape[1]
         counts, energies = np.zeros(3, np.int64), np.zeros(2)
         _run(
-            "check", bits.dtype.name, bits, n, k, packed, packed.shape[1], level.tile[0] or n, level.tile[1] or k,
-            tiles, element_row(scheme.element), half_steps(scheme.element), SCALE_KINDS[level.format],
-            _factor(scheme, outer), scheme.zero is not None, fused.bits, fused.flip, _pattern(rows.scales),
+            "check", bits.dtype, scheme, fused, bits, n, k, packed, packed.shape[1], level.tile[0] or n,
+            level.tile[1] or k, tiles, element_row(scheme.element), half_steps(scheme.element),
+            SCALE_KINDS[level.format], _factor(scheme, outer), scheme.zero is not None, fused.flip, _pattern(rows.scales),
             _zeros(rows), counts, energies, *_unit_scratch(k, tiles), np.zeros(UNIT, np.uint32), np.zeros(UNIT),
             np.zeros(UNIT), _with_slack(0), _with_slack(0, np.uint8), _with_slack(0, np.uint8),
         )  # fmt: skip
@@ -112,9 +114,9 @@ class Cpu:
         decoded: NDArray[Any] = np.empty((n, k), np.uint16 if out is BF16 else np.float32)
         tiles = rows.scales.shape[1]
         _run(
-            "dequantize", decoded.dtype.name, packed, packed.shape[1], n, k, level.tile[0] or n, level.tile[1] or k,
-            tiles, element_row(scheme.element), SCALE_KINDS[level.format], _factor(scheme, outer),
-            scheme.zero is not None, fused.bits, fused.flip, _pattern(rows.scales), _zeros(rows), decoded,
+            "dequantize", decoded.dtype, scheme, fused, packed, packed.shape[1], n, k, level.tile[0] or n,
+            level.tile[1] or k, tiles, element_row(scheme.element), SCALE_KINDS[level.format], _factor(scheme, outer),
+            scheme.zero is not None, fused.flip, _pattern(rows.scales), _zeros(rows), decoded,
             *_unit_scratch(k, tiles), _with_slack(0, decoded.dtype), _with_slack(0, np.uint8),
         )  # fmt: skip
         if out is FP16:
@@ -147,9 +149,15 @@ def _unsupported(scheme: Scheme) -> str | None:
     return None
 
 
-def _run(name: str, carrier: str, *arguments: Any) -> None:
-    """Call a kernel with the addresses of arrays; they stay alive because the caller's tuple holds them."""
-    kernel(name, carrier)(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
+def _run(name: str, carrier: np.dtype[Any], scheme: Scheme, fused: Packing, *arguments: Any) -> None:
+    """Call the kernel for a scheme's kind of element."""
+    kind = INT_ELEMENT if scheme.element.kind is Kind.INT else FLOAT_ELEMENT
+    _call(kernel(name, carrier.name, kind, fused.bits), *arguments)
+
+
+def _call(function: Kernel, *arguments: Any) -> None:
+    """Call with the addresses of arrays; they stay alive because the caller's tuple holds them."""
+    function(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
 
 
 def _carrier(stored: NDArray[Any], source: Format) -> NDArray[Any]:

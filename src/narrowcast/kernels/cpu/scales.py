@@ -5,8 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from narrowcast.kernels.cpu.lanes import at
-from narrowcast.kernels.cpu.loops import as_float, larger, larger_signed, loop, magnitude
-from narrowcast.kernels.cpu.parameters import E4M3_SCALE, E8M0_SCALE, EMAX, HIGH, KIND, SPAN, THRESHOLD, UNIT
+from narrowcast.kernels.cpu.loops import (
+    as_float,
+    larger,
+    larger_signed,
+    loop,
+    magnitude,
+)
+from narrowcast.kernels.cpu.parameters import (
+    E4M3_SCALE,
+    E8M0_SCALE,
+    EMAX,
+    HIGH,
+    KIND,
+    SPAN,
+    THRESHOLD,
+    UNIT,
+)
 from narrowcast.kernels.cpu.units import (
     extents,
     load_e4m3,

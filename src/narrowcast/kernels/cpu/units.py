@@ -1,18 +1,19 @@
 """The bodies of the kernels' loops: everything that is done to 16 neighbouring elements, or tiles, at once.
 
-Each works on pointers to whole units; what differs by the width of packed codes is made once per width. Elements
-are divided by one divisor: a tile is a whole number of units.
+Each works on pointers to whole units; what differs by the look of the codes is made once per look. Elements of a
+unit are divided by one divisor: a tile is a whole number of units.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from narrowcast.kernels.cpu import codes as one
 from narrowcast.kernels.cpu.lanes import Lane, Pointer, smaller, traced
 from narrowcast.kernels.cpu.packs import pack, unpack
-
-_SIX, _FIVE = ("u32",) * 6, ("u32",) * 5
+from narrowcast.kernels.cpu.parameters import FLOAT_ELEMENT
 
 
 @traced("p", result="p")
@@ -97,88 +98,75 @@ def zero_points(zeros: Pointer, high: Pointer, low: Pointer, scales: Pointer, to
     zeros.store(one.zero_point(high.load(), low.load(), scales.load(), top))
 
 
-def _encode_float(bits: int) -> Any:
-    @traced("p", "p", "f32", "f32", "u32", *_SIX)
-    def encode_float(
-        packed: Pointer, x: Pointer, divisor: Lane, zero: Lane, flip: Lane, *encoding: Lane
-    ) -> None:
-        """Packed float codes of x / divisor."""
-        pack(one.encode_float(x.load().stored / divisor, *encoding) ^ flip, bits, packed)
+@dataclass(frozen=True)
+class Codes:
+    """How a kernel's codes look: ``kind`` FLOAT_ELEMENT or INT_ELEMENT, packed ``bits`` each: 4, 6 or 8."""
 
-    return encode_float
+    kind: int
+    bits: int
 
-
-def _encode_integer(bits: int) -> Any:
-    @traced("p", "p", "f32", "f32", "u32", *_SIX)
-    def encode_integer(
-        packed: Pointer, x: Pointer, divisor: Lane, zero: Lane, flip: Lane, *encoding: Lane
-    ) -> None:
-        """Packed integer codes of x / divisor + zero."""
-        pack(one.encode_integer(x.load().stored / divisor + zero, *encoding[:4]) ^ flip, bits, packed)
-
-    return encode_integer
+    def value(self, code: Lane, divisor: Lane, zero: Lane, decoding: tuple[Lane, ...]) -> Lane:
+        """(value - zero) · divisor."""
+        if self.kind == FLOAT_ELEMENT:
+            return one.decode_float(code, *decoding) * divisor
+        return (one.decode_integer(code, *decoding[:3]) - zero) * divisor
 
 
-def _float_value(code: Lane, divisor: Lane, zero: Lane, decoding: tuple[Lane, ...]) -> Lane:
-    return one.decode_float(code, *decoding) * divisor
+@cache
+def encode(how: Codes) -> Any:
+    """The function that packs the codes of a unit."""
+
+    @traced("p", "p", "f32", "f32", "u32", *("u32",) * 6)
+    def unit(packed: Pointer, x: Pointer, divisor: Lane, zero: Lane, flip: Lane, *encoding: Lane) -> None:
+        y = x.load().stored / divisor
+        if how.kind == FLOAT_ELEMENT:
+            codes = one.encode_float(y, *encoding)
+        else:
+            codes = one.encode_integer(y + zero, *encoding[:4])
+        pack(codes ^ flip, how.bits, packed)
+
+    return unit
 
 
-def _integer_value(code: Lane, divisor: Lane, zero: Lane, decoding: tuple[Lane, ...]) -> Lane:
-    return (one.decode_integer(code, *decoding[:3]) - zero) * divisor
+@cache
+def decode(how: Codes) -> Any:
+    """The function that makes float32 of a unit, or bf16 where its first argument is of that carrier."""
 
-
-def _decode(bits: int, value: Any) -> Any:
-    @traced("p", "p", "f32", "f32", "u32", *_FIVE)
-    def decode(out: Pointer, packed: Pointer, divisor: Lane, zero: Lane, flip: Lane, *decoding: Lane) -> None:
-        """(value - zero) · divisor as float32, or rounded to bf16 where ``out`` is of that carrier."""
-        y = value(unpack(packed, bits) ^ flip, divisor, zero, decoding)
+    @traced("p", "p", "f32", "f32", "u32", *("u32",) * 5)
+    def unit(out: Pointer, packed: Pointer, divisor: Lane, zero: Lane, flip: Lane, *decoding: Lane) -> None:
+        y = how.value(unpack(packed, how.bits) ^ flip, divisor, zero, decoding)
         out.store(y if out.dtype.bitwidth == 32 else one.to_bf16(y))
 
-    return decode
+    return unit
 
 
-def _separate(bits: int) -> Any:
+@cache
+def separate(how: Codes) -> Any:
+    """The function that unpacks the codes of a unit, one a byte."""
+
     @traced("p", "p", "u32")
-    def separate(codes: Pointer, packed: Pointer, flip: Lane) -> None:
-        """One code per byte."""
-        codes.store(unpack(packed, bits) ^ flip)
+    def unit(codes: Pointer, packed: Pointer, flip: Lane) -> None:
+        codes.store(unpack(packed, how.bits) ^ flip)
 
-    return separate
+    return unit
 
 
-def _check(bits: int, value: Any, step: Any) -> Any:
-    @traced("p", "p", "p", "p", "p", "f32", "f32", "f32", "f32", "f32", "u32", *_FIVE)
-    def check(
+@cache
+def check(how: Codes) -> Any:
+    """The function that adds a unit's fields of the count, x² and (x - x̂)² to their totals, by lanes."""
+
+    @traced("p", "p", "p", "p", "p", "f32", "f32", "f32", "f32", "f32", "u32", *("u32",) * 5)
+    def unit(
         total: Pointer, signal: Pointer, noise: Pointer, stored: Pointer, packed: Pointer,
         divisor: Lane, zero: Lane, top: Lane, bottom: Lane, half: Lane, flip: Lane, *decoding: Lane,
     ) -> None:  # fmt: skip
-        """Add the fields of the count to ``total``, x² to ``signal`` and (x - x̂)² to ``noise``, by lanes."""
-        code, x = unpack(packed, bits) ^ flip, stored.load().stored
-        y = value(code, divisor, zero, decoding)
-        reach = step(code, half, decoding) * divisor
-        total.store(total.load() + one.fields(x, y, reach, divisor, zero, top, bottom, half))
+        code, x = unpack(packed, how.bits) ^ flip, stored.load().stored
+        y = how.value(code, divisor, zero, decoding)
+        step = one.float_step(code, *decoding[:3]) if how.kind == FLOAT_ELEMENT else half
+        total.store(total.load() + one.fields(x, y, step * divisor, divisor, zero, top, bottom, half))
         wide = x.double
         error = wide - y.double
         signal.store(signal.load() + wide * wide)
         noise.store(noise.load() + error * error)
 
-    return check
-
-
-def _float_step(code: Lane, half: Lane, decoding: tuple[Lane, ...]) -> Lane:
-    return one.float_step(code, *decoding[:3])
-
-
-def _integer_step(code: Lane, half: Lane, decoding: tuple[Lane, ...]) -> Lane:
-    return half
-
-
-encode_float4, encode_float6, encode_float8 = (_encode_float(bits) for bits in (4, 6, 8))
-encode_integer4, encode_integer6, encode_integer8 = (_encode_integer(bits) for bits in (4, 6, 8))
-decode_float4, decode_float6, decode_float8 = (_decode(bits, _float_value) for bits in (4, 6, 8))
-decode_integer4, decode_integer6, decode_integer8 = (_decode(bits, _integer_value) for bits in (4, 6, 8))
-separate4, separate6, separate8 = (_separate(bits) for bits in (4, 6, 8))
-check_float4, check_float6, check_float8 = (_check(bits, _float_value, _float_step) for bits in (4, 6, 8))
-check_integer4, check_integer6, check_integer8 = (
-    _check(bits, _integer_value, _integer_step) for bits in (4, 6, 8)
-)
+    return unit
