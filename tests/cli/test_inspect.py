@@ -145,7 +145,7 @@ def test_schemes_that_are_not_ours_are_described_not_renamed(cli: Cli, tmp_path:
     tensors = {f"{module}.{name}": part for module in (PATH, "other") for name, part in pieces.items()}
     answer = cli("inspect", write(tmp_path / "m", tensors, config), "--json").json
     found = {module["name"]: module["scheme"] for module in answer["modules"]}
-    assert found == {PATH: "float 8 bits block", "other": "compressed-tensors: F8_E4M3 with weight_scale"}
+    assert found == {PATH: "float8 block", "other": "compressed-tensors: F8_E4M3 with weight_scale"}
 
 
 def test_stacked_experts(cli: Cli, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def _cast(x: float, fmt: Format, rounding: Any, overflow: Any) -> Point | str:
     if fmt.name in _WORDS:
         return _cast_ieee(x, fmt, rounding, overflow)
     try:
-        code = int(encode(np.float64([x]), fmt, rounding, overflow).codes[0])
+        code = int(encode(np.array([x]), fmt, rounding, overflow).codes[0])
     except NonFiniteError:
         return "refused: no NaN"
     except RangeError:
@@ -160,7 +160,7 @@ def _cast(x: float, fmt: Format, rounding: Any, overflow: Any) -> Point | str:
 
 
 def _cast_ieee(x: float, fmt: Format, rounding: Any, overflow: str) -> Point | str:
-    value = float(round_values(np.float64([x]), fmt, rounding)[0])
+    value = float(round_values(np.array([x]), fmt, rounding)[0])
     if isinf(value) and overflow == "error":
         return "refused: outside the range"
     if isinf(value) and overflow == "saturate":
@@ -189,8 +189,8 @@ def _neighbours(x: float, fmt: Format) -> tuple[Point | None, Point | None]:
 
 def _neighbours_ieee(x: float, fmt: Format) -> tuple[Point | None, Point | None]:
     """The same for IEEE formats: round down and up, one float64 step beside x."""
-    low = float(round_values(np.float64([nextafter(x, -inf)]), fmt, "down")[0])
-    high = float(round_values(np.float64([nextafter(x, inf)]), fmt, "up")[0])
+    low = float(round_values(np.array([nextafter(x, -inf)]), fmt, "down")[0])
+    high = float(round_values(np.array([nextafter(x, inf)]), fmt, "up")[0])
     below = Point(low, _ieee_code(low, fmt)) if low != -inf else None
     return below, Point(high, _ieee_code(high, fmt)) if high != inf else None
 
@@ -204,9 +204,9 @@ def _fate(x: float, nearest: Point | None, fmt: Format) -> str:
     if nearest.value == x:
         return "exact"
     if fmt.name in _WORDS:
-        over = isinf(float(round_values(np.float64([x]), fmt)[0]))
+        over = isinf(float(round_values(np.array([x]), fmt)[0]))
         return "clipped" if over else "underflowed" if nearest.value == 0 else "rounded"
-    counts = encode(np.float64([x]), fmt).counts
+    counts = encode(np.array([x]), fmt).counts
     return "clipped" if counts.clipped else "underflowed" if counts.underflowed else "rounded"
 
 
