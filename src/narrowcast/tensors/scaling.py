@@ -7,7 +7,7 @@ Power-of-two scales are one family. With amax = μ·2^k, 1 ≤ μ < 2, and eleme
     floor       never             OCP's rule; values between max and 2^(emax+1) clip
     rceil       μ > max / 2^emax  the smallest power of two that does not clip
     ceil_log2   μ > 1             2^ceil(log2 amax); never clips, wastes up to a binade
-    even        μ ≥ 2 - 2^-(m+1)  round amax to the element's mantissa first
+    even        μ ≥ 2 - 2^-(m+1)  round amax to the element's mantissa (of its top binade) first
     bump(t)     μ ≥ t             1.75 is ``even`` for E2M1, 1.8125 the tuned "7.25" rule
 
 Scales with a mantissa: ``amax`` divides by the span and rounds to nearest even into the stored format.
@@ -85,7 +85,7 @@ def bump_threshold(rule: str, element: Format) -> tuple[float, bool]:
     if rule == "ceil_log2":
         return 1.0, False
     if rule == "even":
-        return 2.0 - 2.0 ** -(element.mantissa_bits + 1), True
+        return 2.0 - element.spacing(2.0**element.emax) / 2.0 ** (element.emax + 1), True
     match = re.fullmatch(r"bump\((\d+(?:\.\d+)?)\)", rule)
     if match is None or not 1.0 <= float(match[1]) <= 2.0:
         wanted = ", ".join(POWER_RULES) + " with 1 ≤ T ≤ 2"
