@@ -172,7 +172,7 @@ def _roundtrip_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", metavar="NAMES", help="formats to try without a scale")
     parser.add_argument("--schemes", metavar="NAMES", help="schemes to try")
     _variation_arguments(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the drawn samples (0)")
+    parser.add_argument("--seed", type=_count, default=0, metavar="N", help="seed of the drawn samples (0)")
 
 
 def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
@@ -208,11 +208,18 @@ def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
         default="refuse",
         help="what to do with a tensor that holds NaN or infinity (refuse)",
     )
-    add("--workers", type=int, metavar="N", help="threads (one per core)")
+    add("--workers", type=_count, metavar="N", help="threads (one per core)")
     add("--strict", action="store_true", help="refuse where a smaller group would stand in")
     add("--dry-run", action="store_true", help="show the plan and its forecast; write nothing")
     add("--resume", action="store_true", help="go on with a run that was killed")
     add("--quiet", action="store_true", help="no progress on stderr")
+
+
+def _count(text: str) -> int:
+    """A number that counts things; argparse names the flag in the error."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"not a count: {text!r}")
+    return int(text)
 
 
 def check_verb(arguments: Sequence[str]) -> None:
@@ -231,7 +238,7 @@ def joined(arguments: Sequence[str]) -> list[str]:
     """``--value -2^-10`` as ``--value=-2^-10``: argparse takes a word with a minus sign for an option."""
     words: list[str] = []
     for word in arguments:
-        if words and words[-1] == "--value":
+        if words and words[-1] == "--value" and word != "--":
             words[-1] = f"--value={word}"
         else:
             words.append(word)

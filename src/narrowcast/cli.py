@@ -28,6 +28,8 @@ def run_formats(args: argparse.Namespace) -> int:
 
     _needs(args.row, row=("scheme", args.scheme), rule=("rule", args.rule), span=("span", args.span))
     if args.row is not None:
+        if args.name is not None:
+            raise UsageError("--row takes schemes, not a format", got=args.name, remedy="--scheme fp8_tensor")
         return _show_row(args)
     if args.value is not None or args.bits is not None:
         return _show_explained(args)
@@ -119,6 +121,8 @@ def run_roundtrip(args: argparse.Namespace) -> int:
     neither = args.formats is None and args.schemes is None
     names = _listed(args.formats) if not neither else list(FORMATS)
     trials = _trials(args.schemes or (",".join(SCHEMES) if neither else ""), args)
+    if not names and not trials:
+        raise UsageError("nothing to try", wanted="--formats or --schemes with names")
     x, source = load_source(args.source, args.seed)
     trips = roundtrip(x, names, trials, source)
     page = roundtrip_page(args.source, x.shape, source.name, trips)

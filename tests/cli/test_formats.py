@@ -257,6 +257,7 @@ REFUSED = [
     (("formats", "--bits", "00111"), "no format has this many bits", "leading zeros count"),
     (("formats", "e4m3", "--bits", "0011"), "no format has this many bits", "8 bits"),
     (("formats", "--row", "1 2"), "--row needs a --scheme", "fp8_tensor"),
+    (("formats", "e4m3", "--row", "1", "--scheme", "mxfp4"), "--row takes schemes", "--scheme"),
     (("formats", "--row", " ", "--scheme", "mxfp4"), "an empty row", "numbers"),
     (("formats", "--row", "1 x", "--scheme", "mxfp4"), "not a number", "x"),
     (("formats", "--row", "1 2", "--scheme", "mxfp5"), "unknown scheme", "did you mean mxfp"),

@@ -116,7 +116,9 @@ REFUSED = [
     (("roundtrip", "randn:8", "--schemes", "mxpf4"), 2, "did you mean mxfp4"),
     (("roundtrip", "randn:8", "--formats", "e4m4fn"), 2, "did you mean e4m3fn"),
     (("roundtrip", "randn:8", "--formats", "e4m3", "--rule", "floor"), 2, "no scheme here takes this rule"),
-    (("roundtrip", "randn:8", "--seed", "x"), 2, "invalid int value"),
+    (("roundtrip", "randn:8", "--seed", "x"), 2, "--seed: not a count: 'x'"),
+    (("roundtrip", "randn:8", "--seed=-1"), 2, "--seed: not a count: '-1'"),
+    (("roundtrip", "randn:8", "--formats", ","), 2, "nothing to try"),
     (("roundtrip",), 2, "required: SOURCE"),
 ]
 

@@ -221,7 +221,8 @@ class ScaledRow:
 
 def scaled_row(row: Sequence[float], scheme: Scheme) -> ScaledRow:
     """Quantize ``row`` as a matrix of one row."""
-    x = np.array([row], np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
+        x = np.array([row], np.float64).astype(np.float32)
     q = quantize(x, scheme, where="the row")
     return ScaledRow(scheme, q, q.dequantize()[0])
 

@@ -94,7 +94,11 @@ def _rules(e: Explained) -> list[str]:
     for kind, outcomes in (("rounding", e.roundings), ("overflow", e.overflows)):
         for rule, result in outcomes.items():
             kinds[kind].setdefault(_outcome(result, e.format), []).append(rule)
-    used = [max(len(outcome[i]) for same in kinds.values() for outcome in same) for i in (0, 1)]
+    found = [outcome for same in kinds.values() for outcome in same]
+    used = (
+        max(len(text) for text, _ in [("result", ""), *found]),
+        max(len(code) for _, code in [("", "code"), *found]),
+    )
     room = terminal_width() - sum(used) - len("  rounding") - 3 * 2
     rows = []
     for kind, same in kinds.items():
