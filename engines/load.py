@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import warnings
 from importlib.metadata import version
 from typing import Any
 
+PATIENCE = 10.0  # seconds for the first token, prompt included
 warnings.filterwarnings("ignore")
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's own exception, not "engine core failed"
@@ -29,15 +31,27 @@ def instruction_set() -> str:
     return "avx512" if "vllm._C_AVX512" in sys.modules else "avx2"
 
 
+def generate(engine: Any, prompt: str, tokens: int) -> Any:
+    """The greedy continuation: ``tokens`` of them, or one where one takes longer than a few seconds."""
+    from vllm import SamplingParams
+
+    def ask(count: int) -> Any:
+        sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        return engine.generate([prompt], sampling, use_tqdm=False)[0].outputs[0]
+
+    start = time.perf_counter()
+    first = ask(1)
+    return first if time.perf_counter() - start > PATIENCE else ask(tokens)
+
+
 def attempt(model: str, prompt: str, tokens: int) -> dict[str, Any]:
     """Load and generate; any exception is the engine's verdict."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     try:
-        # Tiny batches: the engine first runs a full one, and in FP8 a CPU needs 5 seconds for a token.
+        # Tiny batches: the engine first runs a full one, and for FP8 some CPUs have only scalar emulation.
         engine = LLM(model, enforce_eager=True, max_model_len=32, max_num_batched_tokens=8, max_num_seqs=1)
-        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        out = engine.generate([prompt], sampling, use_tqdm=False)[0].outputs[0]
+        out = generate(engine, prompt, tokens)
     except Exception as refusal:
         text = " ".join(str(refusal).split()).replace(model, "MODEL")
         return {"loads": False, "message": f"{type(refusal).__name__}: {text}"}
