@@ -23,9 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from narrowcast.errors import InputError
 from narrowcast.kernels import Rows, choose
 from narrowcast.kernels.cpu import CPU
 from narrowcast.kernels.reference.rows import REFERENCE
+from narrowcast.numbers.codec import decode_table
 from narrowcast.numbers.formats import (
     BF16,
     E2M1,
@@ -44,6 +46,7 @@ from narrowcast.numbers.formats import (
     Format,
     formats,
 )
+from narrowcast.tensors.metrics import half_steps
 from narrowcast.tensors.packing import BYTES, Packing, pack, packing, unpack
 from narrowcast.tensors.scaling import load_scale
 from narrowcast.tensors.schemes import ARITHMETICS, OURS, Scale, Scheme, as_peer, schemes, tile_grid
@@ -236,6 +239,27 @@ def test_one_damaged_element_is_seen(scheme: Scheme) -> None:
     assert CPU.check(x, BF16, scheme, how, replace(whole, packed=pack(codes, how)), outer).beyond == 1
 
 
+@pytest.mark.parametrize("element", ELEMENTS, ids=ids)
+def test_check_decides_at_the_bound_itself(element: Format) -> None:
+    """Every code against numbers half a step away from its value, a few float32 more or less, on both sides."""
+    scheme = Scheme("given", element, (Scale(FP32, (0, 0), "amax"),))
+    codes = np.arange(1 << element.bits, dtype=np.uint8)
+    values, half = decode_table(element), half_steps(element)
+    codes, values, half = (a[np.isfinite(values)] for a in (codes, values, half))
+    seen = set()
+    for scale in (1.0, 0.37, 2.0**-100, 2.0**-101, 1e-37, 2.0**100, 1.1 * 2.0**100):
+        rows = Rows(codes[None], np.full((1, 1), scale, np.float32))
+        for ulps in (-64, -4, -3, -2, -1, 0, 1, 2, 3, 4, 64):
+            for side in (-1, 1):
+                x = ((values + side * half * (1 + ulps * 2.0**-24)) * np.float32(scale)).astype(np.float32)[
+                    None
+                ]
+                wanted = REFERENCE.check(x, FP32, scheme, BYTES, rows)
+                assert_equal_errors(CPU.check(x, FP32, scheme, BYTES, rows), wanted)
+                seen.add(wanted.beyond > 0)
+    assert seen == {True, False}
+
+
 def test_check_of_wrong_scales_counts_like_the_definition() -> None:
     x = stored(every_kind_of_row(13, 528), BF16)
     for name in ("fp8_channel", "mxfp4", "nvfp4", "int8_channel", "uint4_g32"):
@@ -281,6 +305,16 @@ def test_views_and_read_only_arrays() -> None:
     assert_same(CPU.quantize(frozen, BF16, scheme, how), wanted, scheme, how, 64, None)
 
 
+def test_a_byte_that_is_no_code_is_refused() -> None:
+    x = stored(every_kind_of_row(3, 64), BF16)
+    rows = REFERENCE.quantize(x, BF16, schemes["mxfp4"], BYTES)
+    rows.packed[1, 7] = 0x93
+    with pytest.raises(InputError, match="no code"):
+        CPU.check(x, BF16, schemes["mxfp4"], BYTES, rows)
+    with pytest.raises(InputError, match="no code"):
+        CPU.dequantize(rows, schemes["mxfp4"], BYTES, 64, BF16)
+
+
 def test_what_is_not_supported_has_a_reason() -> None:
     e4m3fnuz = replace(schemes["fp8_channel"], element=formats["e4m3fnuz"])
     odd_tile = replace(schemes["mxfp8"], scales=(Scale(E8M0, (1, 24), "rceil"),))
@@ -296,6 +330,7 @@ def test_what_is_not_supported_has_a_reason() -> None:
             if a != OURS
         ),
     ]
+    assert "does not fit" in (CPU.supports(schemes["fp8_channel"], BF16, packing(4)) or "")
     for scheme, source, word in cases:
         reason = CPU.supports(scheme, source, BYTES)
         assert reason is not None

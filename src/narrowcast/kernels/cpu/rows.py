@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.errors import InputError
 from narrowcast.kernels import Rows, Scan
 from narrowcast.kernels.cpu.compile import Kernel, kernel
 from narrowcast.kernels.cpu.parameters import (
@@ -40,6 +41,8 @@ class Cpu:
         """None when this backend computes exactly what the reference does, else why it does not try."""
         if source not in (BF16, FP16, FP32):
             return f"no compiled kernel reads {source.name}"
+        if packing.bits < scheme.element.bits:
+            return f"{scheme.element.name} does not fit {packing.name}"
         return _unsupported(scheme)
 
     def scan(self, stored: NDArray[Any], source: Format) -> Scan:
@@ -93,15 +96,16 @@ class Cpu:
     ) -> Errors:
         bits, level = _carrier(stored, source), scheme.inner
         n, k = bits.shape
-        packed, fused = _codes(rows.packed, packing, k)
+        packed, fused = _codes(rows.packed, packing, k, scheme.element)
         tiles = rows.scales.shape[1]
         counts, energies = np.zeros(3, np.int64), np.zeros(2)
         _run(
             "check", bits.dtype, scheme, fused, bits, n, k, packed, packed.shape[1], level.tile[0] or n,
-            level.tile[1] or k, tiles, element_row(scheme.element), half_steps(scheme.element),
-            SCALE_KINDS[level.format], _factor(scheme, outer), scheme.zero is not None, fused.flip, _pattern(rows.scales),
-            _zeros(rows), counts, energies, *_unit_scratch(k, tiles), np.zeros(UNIT, np.uint32), np.zeros(UNIT),
-            np.zeros(UNIT), _with_slack(0), _with_slack(0, np.uint8), _with_slack(0, np.uint8),
+            level.tile[1] or k, tiles, element_row(scheme.element), _half_steps(scheme.element),
+            SCALE_KINDS[level.format], _factor(scheme, outer), scheme.zero is not None, fused.flip,
+            _pattern(rows.scales), _zeros(rows), counts, energies, *_unit_scratch(k, tiles),
+            np.zeros(UNIT, np.uint32), np.zeros(UNIT), np.zeros(UNIT), _with_slack(0), _with_slack(0, np.uint8),
+            _with_slack(0, np.uint8),
         )  # fmt: skip
         clipped, underflowed, beyond = (int(count) for count in counts)
         return Errors(bits.size, float(energies[0]), float(energies[1]), clipped, underflowed, beyond)
@@ -110,7 +114,7 @@ class Cpu:
         self, rows: Rows, scheme: Scheme, packing: Packing, k: int, out: Format, outer: float | None = None
     ) -> NDArray[Any]:
         n, level = len(rows.packed), scheme.inner
-        packed, fused = _codes(rows.packed, packing, k)
+        packed, fused = _codes(rows.packed, packing, k, scheme.element)
         decoded: NDArray[Any] = np.empty((n, k), np.uint16 if out is BF16 else np.float32)
         tiles = rows.scales.shape[1]
         _run(
@@ -172,10 +176,25 @@ def _fused(packing: Packing) -> Packing:
     return packing if packing.bits in (4, 6, 8) else BYTES
 
 
-def _codes(packed: NDArray[np.uint8], packing: Packing, k: int) -> tuple[NDArray[np.uint8], Packing]:
-    """Packed rows as the kernel reads them, and their packing there."""
+def _codes(
+    packed: NDArray[np.uint8], packing: Packing, k: int, element: Format
+) -> tuple[NDArray[np.uint8], Packing]:
+    """Packed rows as the kernel reads them, and their packing there; bytes that are no codes are refused."""
     fused = _fused(packing)
-    return np.ascontiguousarray(packed if fused is packing else unpack(packed, packing, k)), fused
+    packed = np.ascontiguousarray(packed if fused is packing else unpack(packed, packing, k))
+    if fused.bits == 8 > element.bits and packed.size:
+        largest = int((packed ^ np.uint8(fused.flip)).max())
+        if largest >> element.bits:
+            raise InputError("a byte is no code of the format", where=element.name, got=largest)
+    return packed, fused
+
+
+@cache
+def _half_steps(element: Format) -> F32:
+    """The table of half steps with room for every byte."""
+    table = np.zeros(256, np.float32)
+    table[: 1 << element.bits] = half_steps(element)
+    return table
 
 
 def _room(n: int, k: int, packing: Packing) -> NDArray[np.uint8]:
