@@ -72,15 +72,11 @@ class _Grid:
 
 @cache
 def _grid(fmt: Format) -> _Grid:
-    """Build the grid from ``Format.value``, the one place that says what a code means."""
-    pairs = {}
-    for code in range(1 << fmt.bits):
-        value = fmt.value(code)
-        if not isinstance(value, str):
-            pairs[float(value)] = code
-    ordered = sorted(pairs.items())
-    values = np.array([v for v, _ in ordered])
-    codes = np.array([c for _, c in ordered], np.uint16)
+    """The grid of all codes but NaN, infinity and minus zero."""
+    table = decode_table(fmt)
+    numbers = np.flatnonzero(np.isfinite(table) & ~((table == 0) & np.signbit(table)))
+    codes = numbers[np.argsort(table[numbers], kind="stable")].astype(np.uint16)
+    values = table[codes]
     # One step beyond each end, as wide as the grid is there: the largest value may be the first of its binade.
     below, above = values[0] - fmt.spacing(float(values[0])), values[-1] + fmt.spacing(float(values[-1]))
     extended = np.concatenate([[below], values, [above]])
@@ -253,10 +249,32 @@ def _nan_codes(negative: Mask, fmt: Format, dtype: np.dtype[Any]) -> NDArray[Any
 @cache
 def decode_table(fmt: Format) -> Floats:
     """Value of every code as float64 (exact), length 2^bits; the one table that decoders use."""
-    names = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "-0": -0.0}
-    raw = (fmt.value(code) for code in range(1 << fmt.bits))
-    table = np.array([names[v] if isinstance(v, str) else float(v) for v in raw])
+    codes = np.arange(1 << fmt.bits)
+    if fmt.kind is Kind.TABLE:
+        table = np.array(fmt.table)
+    elif fmt.kind is Kind.INT:
+        wrapped = (codes & fmt.sign_code).astype(bool) & fmt.signed
+        table = np.ldexp(np.where(wrapped, codes - (1 << fmt.bits), codes).astype(np.float64), -fmt.bias)
+    else:
+        table = _float_table(codes, fmt)
     table.flags.writeable = False
+    return table
+
+
+def _float_table(codes: NDArray[Any], fmt: Format) -> Floats:
+    """``Format.value`` over all codes at once; the few codes that are no numbers are asked one by one."""
+    magnitude = codes & (fmt.sign_code - 1) if fmt.signed else codes
+    negative = (codes != magnitude) & fmt.signed
+    exponent, mantissa = magnitude >> fmt.mantissa_bits, magnitude & ((1 << fmt.mantissa_bits) - 1)
+    normal = (exponent > 0) | (not fmt.subnormals)
+    significand = mantissa + np.where(normal, 1 << fmt.mantissa_bits, 0)
+    power = np.where(normal, exponent, 1) - fmt.bias - fmt.mantissa_bits
+    table = np.ldexp(significand.astype(np.float64), power)
+    table = np.where(negative, -table, table)
+    names = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "-0": -0.0}
+    for code in np.flatnonzero((magnitude > fmt.max_code) | (negative & (magnitude == 0))):
+        value = fmt.value(int(code))
+        table[code] = names[value] if isinstance(value, str) else float(value)
     return table
 
 
