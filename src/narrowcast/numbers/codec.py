@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.errors import NonFiniteError, RangeError, UsageError
-from narrowcast.numbers.formats import BF16, FP16, FP32, FP64, Format, Specials
+from narrowcast.numbers.formats import BF16, FP16, FP32, FP64, Format, Kind, Specials
 
 Rounding = Literal["nearest_even", "nearest_away", "nearest_zero", "toward_zero", "up", "down", "stochastic"]
 Overflow = Literal["saturate", "special", "error"]
@@ -269,8 +269,8 @@ def _float_table(codes: NDArray[Any], fmt: Format) -> Floats:
     normal = (exponent > 0) | (not fmt.subnormals)
     significand = mantissa + np.where(normal, 1 << fmt.mantissa_bits, 0)
     power = np.where(normal, exponent, 1) - fmt.bias - fmt.mantissa_bits
-    table = np.ldexp(significand.astype(np.float64), power)
-    table = np.where(negative, -table, table)
+    size = np.ldexp(significand.astype(np.float64), power)
+    table: Floats = np.where(negative, -size, size)
     names = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "-0": -0.0}
     for code in np.flatnonzero((magnitude > fmt.max_code) | (negative & (magnitude == 0))):
         value = fmt.value(int(code))
