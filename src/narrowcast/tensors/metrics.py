@@ -2,14 +2,14 @@
 
     SQNR = 10 · log10(Σ x² / Σ (x - x̂)²) dB
 
-Errors are told apart by their cause. *Clipping*: |x / s| rounds beyond the element's range. *Underflow*: a
-nonzero x became zero. Everything else is *rounding*, and rounding has a bound: half the local step of the
-element format times the scale, plus what fp32 adds,
+Errors are told apart by their cause. *Clipping*: |x / s| rounds beyond the element's range. Everything else has
+a bound, half the local step of the element format times the scale, plus what fp32 adds,
 
     |x - x̂| ≤ s · step(code) / 2 + 2^-22 · |x|
 
 because the quotient, the product, the difference and the scale's own product each round once by at most 2^-24
-relative. An element beyond that bound that is neither clipped nor underflowed cannot come from the format.
+relative. Within it, *underflow* is a nonzero x that became zero and *rounding* is the rest. What is neither
+clipped nor within the bound cannot come from the format, a large x that became zero included.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FP32_SLACK = 2.0**-22
 class Errors:
     """Sums over elements, so that chunks add: energies in x's units squared, counts in elements.
 
-    ``beyond``: elements outside the rounding bound that were neither clipped nor underflowed.
+    ``beyond``: elements outside the rounding bound that were not clipped.
     """
 
     elements: int = 0
@@ -110,12 +110,11 @@ def classify(
     clipped = (x64 > (high - zero + half[element.max_code]) * s + slack) | (
         x64 < (low - zero - half[element.max_code]) * s - slack
     )
-    underflowed = (decoded == 0) & (x != 0) & ~clipped
     bound = half[q.codes] * s + slack
     if q.zero is not None:
         bound = bound + FP32_SLACK * np.abs(zero) * s  # the zero point is added in fp32 as well
-    beyond = ~(np.abs(x64 - decoded) <= bound) & ~clipped & ~underflowed  # NaN is beyond every bound
-    return clipped, underflowed, beyond
+    within = np.abs(x64 - decoded) <= bound  # false for NaN, which is beyond every bound
+    return clipped, (decoded == 0) & (x != 0) & within & ~clipped, ~within & ~clipped
 
 
 def errors(x: F32, q: QTensor, decoded: F32) -> Errors:

@@ -6,7 +6,8 @@ stretch of a row with one doubtful element is decided again in float64 by the de
 *Within the bound.* With B = half step · s (exact: a power of two times a float32) the definition asks whether
 |x - x̂| ≤ B + 2^-22·|x|. If d = fl(|x - x̂|) ≤ fl(B + fl(3/4 · 2^-23 · |x|)) then, three roundings later,
 |x - x̂| ≤ B + 2^-22·|x| as long as B ≤ |x|·(1 + 2^-3); and when x̂ is not zero, |x̂| ≥ 2B up to rounding and
-d ≤ B up to rounding, so that |x| ≥ B up to rounding. When x̂ is zero the element underflowed or was zero.
+d ≤ B up to rounding, so that |x| ≥ B up to rounding. When x̂ is zero, d is |x|: the answer is plain if B ≥ |x|, and
+if not, B is small enough for the same three roundings.
 *Clipped.* With T = fl(limit · s), |x| ≤ T is surely not clipped and |x| > T·(1 + 2^-20) surely is.
 Scales outside [2^-100, 2^100] are always doubted, so that no product here is subnormal or infinite.
 
@@ -76,10 +77,10 @@ def exact_counts(
         bound += SLACK * abs(zero) * s
         if clipped:
             counts[0] += 1
-        elif y == 0.0 and wide != 0.0:
-            counts[1] += 1
         elif not abs(wide - y) <= bound:  # NaN is beyond every bound
             counts[2] += 1
+        elif y == 0.0 and wide != 0.0:
+            counts[1] += 1
 
 
 def exact_checker(how: Codes) -> Any:

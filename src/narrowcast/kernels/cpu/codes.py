@@ -141,7 +141,7 @@ def fields(
     within = (x - y).size <= reach + x.size * (0.75 * 2.0**-23)
     nothing = x.bits & 0
     lost = (x.size > 0.0).select(nothing | UNDERFLOWED, 0)
-    inside = y.equals(0.0).select(lost, within.select(nothing, DOUBTFUL))
+    inside = within.select(y.equals(0.0).select(lost, nothing), DOUBTFUL)
     outside = (x.size <= near).select(nothing | DOUBTFUL, 1)
     sure = (divisor >= 2.0**-100) & (divisor <= 2.0**100)
     doubt = sure.select(divisor.bits & 0, DOUBTFUL)
