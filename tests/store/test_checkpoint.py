@@ -367,7 +367,7 @@ def test_another_index_name(sharded) -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, [], True),
         ({"architectures": ["LlamaForCausalLM"]}, ["lm_head.weight"], False),
         ({"architectures": ["BertModel"]}, [], False),
-        ({"architectures": 7, "text_config": []}, [], False),
+        ({"architectures": None, "text_config": None}, [], False),
     ],
 )
 def test_tied_heads(tmp_path, config, heads, tied) -> None:

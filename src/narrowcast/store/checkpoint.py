@@ -32,6 +32,14 @@ from narrowcast.store.safetensors import Entry, Reader
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
+# What decides here how a model is read; a value of another kind would be misread or break far from its cause.
+_CONFIG_KINDS: dict[str, tuple[type, str]] = {
+    "architectures": (list, "a list of class names"),
+    "model_type": (str, "a name"),
+    "text_config": (dict, "an object"),
+    "quantization_config": (dict, "an object"),
+    "compression_config": (dict, "an object"),
+}
 
 
 @dataclass
@@ -172,7 +180,19 @@ def _read_config(root: Path) -> tuple[bytes, dict[str, Any]]:
             wanted="the config.json of the model",
             remedy="copy it beside the weights, or give one .safetensors file to look at it alone",
         )
-    return read_object(path)
+    content, config = read_object(path)
+    for key, (kind, wanted) in _CONFIG_KINDS.items():
+        value = config.get(key)
+        names = all(isinstance(item, str) for item in value) if isinstance(value, list) else True
+        if value is not None and not (isinstance(value, kind) and names):
+            raise CheckpointError(
+                f"config.json: {key} is not {wanted}",
+                where=path,
+                got=repr(value)[:60],
+                wanted=f"{wanted}, or null",
+                remedy="download or copy the file again",
+            )
+    return content, config
 
 
 def _join(readers: dict[Path, Reader]) -> dict[str, Entry]:

@@ -27,7 +27,7 @@ _FOREIGN = re.compile(
     r"((pytorch_model|model|flax_model|consolidated|adapter_model|diffusion_pytorch_model|openvino_\w*|checkpoint)"
     r".*\.(bin|pt|pth|ckpt|bin\.index\.json|msgpack\.index\.json)"
     r"|.*\.(gguf|ggml|onnx|onnx_data|h5|msgpack|ot|tflite|nemo|pte)"
-    r"|.*\.(safetensors\.tmp|incomplete))$"  # what a killed writer or download left
+    r"|.*\.(safetensors\.tmp|incomplete|narrowcast-tmp))$"  # what a killed writer or download left
 )
 _SENTENCE_MODULE = re.compile(
     r"\d+_\w+$"
@@ -118,6 +118,13 @@ def _walk(root: Path) -> list[Path]:
                 got=os.readlink(file),
                 remedy="finish the download, or remove the link",
             )
+        if not os.path.isfile(file):  # reading a pipe waits for ever, reading a device never ends
+            raise CheckpointError(
+                f"{file.name} is neither a file nor a directory",
+                where=file,
+                wanted="regular files, or links to them",
+                remedy="move it out of the model's directory",
+            )
     return sorted(file.relative_to(root) for file in files)
 
 
@@ -138,7 +145,10 @@ def _no_weights(root: Path, files: list[Path]) -> CheckpointError:
         )
     foreign = [str(file) for file in files if _is_foreign(file)]
     endings = " ".join(foreign)
-    if ".gguf" in endings:
+    below = [file.parent for file in files if len(file.parts) > 1 and file.name.endswith(".safetensors")]
+    if below:
+        remedy = f"give the directory that holds them, such as {root / below[0]}"
+    elif ".gguf" in endings:
         remedy = "give the original safetensors checkpoint; a GGUF holds weights that are quantized already"
     elif foreign:
         remedy = "save the model as safetensors first (transformers: from_pretrained, then save_pretrained)"

@@ -92,6 +92,7 @@ def header_of(fd: int, path: Path) -> Header:
     claims = _parse(text, path)
     data_start = 8 + length
     metadata = _metadata(claims.pop("__metadata__", None), path)
+    _check_unicode([*claims, *metadata, *metadata.values()], path)
     entries = [_entry(name, claim, data_start, path) for name, claim in claims.items()]
     entries.sort(key=lambda entry: (entry.offset, entry.nbytes))
     _check_cover(entries, data_start, size, path)
@@ -219,6 +220,21 @@ def _metadata(claim: object, path: Path) -> dict[str, str]:
         wanted="string values",
         remedy="write the file again with its metadata turned into strings",
     )
+
+
+def _check_unicode(texts: list[str], path: Path) -> None:
+    """JSON can escape half a character, which no writer can spell again and other readers refuse."""
+    for text in texts:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise HeaderError(
+                "a name or metadata text in the header is not Unicode",
+                where=path,
+                got=ascii(text)[:80],
+                wanted="whole characters",
+                remedy=DOWNLOAD,
+            ) from None
 
 
 def _entry(name: str, claim: object, data_start: int, path: Path) -> Entry:

@@ -39,6 +39,7 @@ class Output:
     """The output of one job; get it from ``begin``, fill it, ``commit`` it.
 
     Leaving the ``with`` block without ``commit`` keeps the partial output, so that the job can be resumed.
+    What an earlier attempt left and this one neither makes nor finds ``done`` is not part of the result.
     ``notes`` collects fallbacks worth telling the user, with their reasons. ``writer``, ``put`` and ``copy``
     may be called from several threads as long as their names differ.
     """
@@ -49,6 +50,7 @@ class Output:
         self.staging = self.partial / "model"
         self.notes: list[str] = []
         self._lock = lock
+        self._made: set[Path] = set()
 
     @classmethod
     def begin(
@@ -61,7 +63,7 @@ class Output:
         before and ``resume`` is False; StorageError when the disk is too small or read-only, another process
         is at work on it, or the partial output belongs to another job.
         """
-        path = Path(os.path.abspath(out))
+        path = place(out)
         _check_place(path, Path(source))
         _check_absent(path)
         partial = partial_path(path)
@@ -71,6 +73,7 @@ class Output:
             _check_absent(path)  # again: until the lock was ours another process could finish it
             output._adopt(json.loads(_canonical(job)))
             output._check_space(forecast)
+            output._check_final_step()
         except BaseException:
             output.abort(keep=begun)
             raise
@@ -101,11 +104,13 @@ class Output:
                 wanted=f"{wanted.size} bytes",
                 remedy=f"remove {self.partial} and start again",
             )
+        self._made.add(path)
         return True
 
     def writer(self, shard: str, specs: Sequence[Spec], metadata: Mapping[str, str] | None = None) -> Writer:
         """A Writer for one shard; its ``finish`` makes the shard survive a kill."""
         writer = Writer(self._place(shard), specs, metadata)
+        self._made.add(writer.path)
         if writer.fallback and writer.fallback not in self.notes:
             self.notes.append(writer.fallback)
         return writer
@@ -120,6 +125,7 @@ class Output:
             os.rename(temporary, path)
         except OSError as error:
             raise storage_error(error, path, len(content)) from error
+        self._made.add(path)
 
     def copy(self, source: Path, name: str | PurePath) -> None:
         """Copy a file byte for byte, by the filesystem itself where it can; symlinks are followed."""
@@ -140,6 +146,7 @@ class Output:
                 os.rename(temporary, path)
             except OSError as error:
                 raise storage_error(error, path, size) from error
+        self._made.add(path)
 
     def commit(self, config: bytes | None = None) -> Path:
         """Write the index and config.json, sync everything, and give the directory its final name.
@@ -150,6 +157,7 @@ class Output:
         unfinished = sorted(path.name for path in self._unfinished())
         if unfinished:
             raise UsageError("a file is not finished", where=self.staging, got=", ".join(unfinished))
+        self._drop_stale()
         index = self._index()
         if index is not None:
             self.put(INDEX, (json.dumps(index, indent=2) + "\n").encode())
@@ -185,12 +193,7 @@ class Output:
         if not self.staging.exists():
             strangers = sorted(set(os.listdir(self.partial)) - {"job.json", "job.json.tmp"})
             if strangers:  # commit removes the directory, so it must not be anybody else's
-                raise StorageError(
-                    "this is not a partial output",
-                    where=self.partial,
-                    got=some(strangers),
-                    remedy="move it away",
-                )
+                raise _no_partial(self.partial, some(strangers))
             temporary = record.with_name("job.json.tmp")
             try:
                 temporary.write_bytes(_canonical(job))
@@ -218,6 +221,27 @@ class Output:
             )
         for stale in self._unfinished():
             stale.unlink()
+
+    def _drop_stale(self) -> None:
+        """Remove what only an earlier attempt made, so that a resumed job ends in the same files as any other."""
+        for path in sorted(self.staging.rglob("*"), reverse=True):  # contents before their folder
+            if not path.is_dir():
+                if path not in self._made:
+                    path.unlink()
+            elif not any(path.iterdir()):
+                path.rmdir()
+
+    def _check_final_step(self) -> None:
+        """Try on an empty directory what commit does in the end: a mount point cannot be taken over by a rename."""
+        if os.path.lexists(self.path):
+            empty = self.partial / "empty"
+            try:
+                empty.mkdir(exist_ok=True)
+                os.rename(empty, self.path)
+            except OSError as error:
+                if empty.exists():
+                    empty.rmdir()
+                raise storage_error(error, self.path, 0) from error
 
     def _unfinished(self) -> list[Path]:
         return [*self.staging.rglob("*.safetensors.tmp"), *self.staging.rglob("*" + _TEMPORARY)]
@@ -251,6 +275,14 @@ class Output:
         return {"metadata": {"total_size": total}, "weight_map": dict(sorted(table.items()))}
 
 
+def place(out: str | os.PathLike[str]) -> Path:
+    """Where ``out`` is: absolute, with the links and dots in front of its name resolved as the system does."""
+    path = Path(out)
+    if path.name in ("", ".."):
+        return Path(os.path.realpath(path))
+    return Path(os.path.realpath(path.parent)) / path.name
+
+
 def partial_path(out: Path) -> Path:
     """Where an unfinished output waits."""
     return out.with_name(out.name + ".partial")
@@ -275,7 +307,7 @@ def _check_place(out: Path, source: Path) -> None:
         raise UsageError(
             "the parent of the output does not exist, is no directory or cannot be entered",
             where=out.parent,
-            remedy=f"mkdir -p {out.parent}",
+            remedy="choose another place" if os.path.lexists(out.parent) else f"mkdir -p {out.parent}",
         )
 
 
@@ -309,7 +341,12 @@ def _make_partial(partial: Path, forecast: int, resume: bool) -> bool:
 
 def _lock(partial: Path) -> int:
     """A descriptor that locks the partial output until it is closed, however the process ends."""
-    fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise _no_partial(partial, "a file or a link") from None
+        raise storage_error(error, partial, 0) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.stat(partial).st_ino == os.fstat(fd).st_ino:
@@ -326,8 +363,14 @@ def _lock(partial: Path) -> int:
     )
 
 
+def _no_partial(partial: Path, got: str) -> StorageError:
+    return StorageError(
+        "this is not a partial output", where=partial, got=got, wanted="a directory", remedy="move it away"
+    )
+
+
 def _canonical(job: Mapping[str, Any]) -> bytes:
-    return (json.dumps(job, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(job, sort_keys=True, indent=1) + "\n").encode()
 
 
 def _excerpt(job: Mapping[str, Any], keys: list[str]) -> str:

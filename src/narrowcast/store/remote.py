@@ -11,7 +11,7 @@ from pathlib import Path
 
 from narrowcast.errors import UsageError
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+$")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.safetensors)$")  # ./model and model/file.safetensors are paths
 _UNNEEDED = [
     "*.bin",
     "*.pt",

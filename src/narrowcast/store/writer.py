@@ -288,6 +288,7 @@ _REASONS = {
     errno.EPERM: ("no permission to write here", "choose a writable directory"),
     errno.ENOENT: ("the directory does not exist", "create it first"),
     errno.ENOTDIR: ("a part of the path is not a directory", "choose another place"),
+    errno.EBUSY: ("the directory is a mount point, which cannot be replaced", "choose a directory inside it"),
     errno.ENAMETOOLONG: ("the file name is too long", "choose a shorter name"),
 }
 
