@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from narrowcast.errors import InputError
+from narrowcast.errors import InputError, UsageError
 from narrowcast.kernels import Rows, choose
 from narrowcast.kernels.cpu import CPU
 from narrowcast.kernels.reference.rows import REFERENCE
@@ -313,6 +313,27 @@ def test_a_byte_that_is_no_code_is_refused() -> None:
         CPU.check(x, BF16, schemes["mxfp4"], BYTES, rows)
     with pytest.raises(InputError, match="no code"):
         CPU.dequantize(rows, schemes["mxfp4"], BYTES, 64, BF16)
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    scheme, how, k = schemes["uint4_g32"], packing(4), 64
+    x = stored(every_kind_of_row(3, k), BF16)
+    rows = REFERENCE.quantize(x, BF16, scheme, how)
+    damaged = [
+        replace(rows, packed=rows.packed[:, :-1]),
+        replace(rows, packed=rows.packed[:2]),
+        replace(rows, scales=rows.scales[:, :1]),
+        replace(rows, zero=rows.zero[:1]),
+        replace(rows, zero=None),
+    ]
+    for parts in damaged:
+        with pytest.raises(InputError):
+            CPU.check(x, BF16, scheme, how, parts)
+        with pytest.raises(InputError):
+            CPU.dequantize(parts, scheme, how, k if parts.packed.shape[0] == 3 else 63, BF16)
+    for shape in ((0, 16), (3, 0)):
+        with pytest.raises(UsageError):
+            CPU.quantize(np.empty(shape, np.uint16), BF16, scheme, how)
 
 
 def test_what_is_not_supported_has_a_reason() -> None:

@@ -62,6 +62,8 @@ class Cpu:
     ) -> Rows:
         bits, level = _carrier(stored, source), scheme.inner
         n, k = bits.shape
+        if not bits.size:
+            return REFERENCE.quantize(stored, source, scheme, packing, outer)  # which refuses it
         if scheme.outer is not None and outer is None:
             amax = np.full((1, 1), self.scan(stored, source).amax, np.float32)
             outer = float(outer_scale(amax, scheme, source)[0, 0])
@@ -96,7 +98,7 @@ class Cpu:
     ) -> Errors:
         bits, level = _carrier(stored, source), scheme.inner
         n, k = bits.shape
-        packed, fused = _codes(rows.packed, packing, k, scheme.element)
+        packed, fused = _codes(rows, scheme, packing, n, k)
         tiles = rows.scales.shape[1]
         counts, energies = np.zeros(3, np.int64), np.zeros(2)
         _run(
@@ -114,7 +116,7 @@ class Cpu:
         self, rows: Rows, scheme: Scheme, packing: Packing, k: int, out: Format, outer: float | None = None
     ) -> NDArray[Any]:
         n, level = len(rows.packed), scheme.inner
-        packed, fused = _codes(rows.packed, packing, k, scheme.element)
+        packed, fused = _codes(rows, scheme, packing, n, k)
         decoded: NDArray[Any] = np.empty((n, k), np.uint16 if out is BF16 else np.float32)
         tiles = rows.scales.shape[1]
         _run(
@@ -176,12 +178,21 @@ def _fused(packing: Packing) -> Packing:
     return packing if packing.bits in (4, 6, 8) else BYTES
 
 
-def _codes(
-    packed: NDArray[np.uint8], packing: Packing, k: int, element: Format
-) -> tuple[NDArray[np.uint8], Packing]:
-    """Packed rows as the kernel reads them, and their packing there; bytes that are no codes are refused."""
-    fused = _fused(packing)
-    packed = np.ascontiguousarray(packed if fused is packing else unpack(packed, packing, k))
+def _codes(rows: Rows, scheme: Scheme, packing: Packing, n: int, k: int) -> tuple[NDArray[np.uint8], Packing]:
+    """Packed rows as the kernel reads them, and their packing there.
+
+    Kernels trust shapes and codes, so what does not fit, or is no code of the format, is refused here.
+    """
+    grid, fused, element = tile_grid((n, k), scheme.inner.tile), _fused(packing), scheme.element
+    if rows.packed.shape != (n, packing.row_bytes(k)):
+        wanted = f"{packing.row_bytes(k)} bytes for {k} codes, {n} times"
+        raise InputError("packed rows have the wrong shape", got=rows.packed.shape, wanted=wanted)
+    for name, part in (("scales", rows.scales), ("zero points", rows.zero)):
+        if part is not None and part.shape != grid:
+            raise InputError(f"{name} do not fit the codes", where=scheme.name, got=part.shape, wanted=grid)
+    if (rows.zero is None) != (scheme.zero is None):
+        raise InputError("zero points and scheme disagree", where=scheme.name)
+    packed = np.ascontiguousarray(rows.packed if fused is packing else unpack(rows.packed, packing, k))
     if fused.bits == 8 > element.bits and packed.size:
         largest = int((packed ^ np.uint8(fused.flip)).max())
         if largest >> element.bits:
