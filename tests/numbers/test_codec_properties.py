@@ -18,7 +18,7 @@ from reference.fractions_oracle import EIGHT_BITS, LAYOUTS
 NAMES = [*EIGHT_BITS, "nf4"]
 SIGNED_FLOATS = [n for n in EIGHT_BITS if formats[n].kind is Kind.FLOAT and formats[n].signed]
 NEAREST = ("nearest_even", "nearest_away", "nearest_zero")
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 def values_of(x: NDArray[np.float64], fmt: Format, rounding: str, **more: object) -> NDArray[np.float64]:

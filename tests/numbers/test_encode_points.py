@@ -36,7 +36,7 @@ def test_points_against_fractions(name: str) -> None:
     """Codes and counts, all roundings and overflow modes."""
     layout, fmt = LAYOUTS[name], formats[name]
     points = critical_points(layout)
-    x = np.concatenate([points[:: 1 if fmt.bits < 8 else 3], SPECIAL[: 3 if layout.nan else 2]])
+    x = np.concatenate([points[:: 1 if fmt.bits < 8 else 7], SPECIAL[: 3 if layout.nan else 2]])
     noise = np.array([float(NOISE[i % 4]) for i in range(len(x))])
     for rounding, overflow in modes(name):
         given = noise if rounding == "stochastic" else None
@@ -66,7 +66,7 @@ def test_array_oracle_agrees_with_fractions(name: str) -> None:
     """The vectorised oracle, which checks the exhaustive inputs, is itself held to the fractions."""
     layout = LAYOUTS[name]
     points = critical_points(layout)
-    x = points[:: 5 if layout.bits < 16 else 2999]
+    x = points[:: 11 if layout.bits < 16 else 4999]
     for rounding, overflow in modes(name):
         results = encode_array(layout, x, rounding, overflow, np.full(len(x), 0.25))
         for i, value in enumerate(x.tolist()):

@@ -13,7 +13,7 @@ from narrowcast.tensors.scaling import POWER_RULES, reduce_tiles, spread
 from narrowcast.tensors.schemes import Scheme, schemes, tile_grid
 from reference.loops import over_tiles, quantize_by_loops, tile_of
 
-RAGGED = ((3, 70), (2, 5, 33), (1, 1), (130, 3), (2, 300))
+RAGGED = ((3, 70), (2, 3, 33), (1, 1), (130, 2), (1, 300))
 TILES = ((0, 0), (1, 0), (0, 1), (1, 32), (1, 128), (2, 2), (128, 128), (3, 0), (0, 7), (1, 1), (5, 16))
 
 
