@@ -30,6 +30,7 @@ from enum import Enum
 from fractions import Fraction
 from functools import cached_property
 from math import frexp, log2
+from typing import Any
 
 from narrowcast.errors import UsageError
 
@@ -73,6 +74,10 @@ class Format:
     source: str
     aliases: tuple[str, ...] = ()
     table: tuple[float, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or an unpickled row is the row itself: rows are compared by identity in hot code."""
+        return _row, tuple(getattr(self, name) for name in self.__dataclass_fields__)
 
     @property
     def storable(self) -> bool:
@@ -365,6 +370,12 @@ def _check_spelled(fmt: Format) -> None:
         got = f"{fmt.smallest:g} to {fmt.max:g}"
         remedy = f"choose the bias: {fmt.name.partition(':')[0]}:bias=N"
         raise UsageError("values must fit fp32, which decodes them", where=fmt.name, got=got, remedy=remedy)
+
+
+def _row(*facts: Any) -> Format:
+    """The row with these facts, or a format of its own."""
+    made = Format(*facts)
+    return next((row for row in ROWS if row == made), made)
 
 
 class Formats(Mapping[str, Format]):
