@@ -1,7 +1,7 @@
 """narrowcast's kernels on the same weight, as a worker of kernels.py: python kernels_ours.py WEIGHT ROWS
 COLUMNS THREADS.
 
-Chunks of rows go to threads exactly as the quantize job sends them; results are kept until the call ends.
+Chunks of rows of 1 MiB go to threads, as in the quantize job; results are kept until the call ends.
 NVFP4 makes two passes, since its outer scale needs the amax of the whole tensor. memcpy is numpy's copy of
 the same weight by the same threads, for scale.
 """
@@ -17,7 +17,6 @@ import numpy as np
 from serve import serve
 
 from narrowcast.containers.compressed_tensors import spelling
-from narrowcast.jobs.stream import chunks
 from narrowcast.kernels import Rows, choose
 from narrowcast.numbers.formats import formats
 from narrowcast.tensors.presets import presets
@@ -32,6 +31,7 @@ PRESETS = {
     "mxfp4": "mxfp4a16",
 }
 BF16 = formats["bf16"]
+CHUNK = 1 << 20
 
 
 class Weight:
@@ -41,9 +41,10 @@ class Weight:
         self.bits, self.pool, self.threads = bits, pool, threads
 
     def parts(self, multiple: int) -> list[np.ndarray]:
-        """The row chunks of the quantize job."""
+        """Runs of rows of about CHUNK bytes that begin on multiples of ``multiple``."""
         rows, columns = self.bits.shape
-        return [self.bits[a:b] for a, b in chunks(rows, columns * 2, multiple)]
+        height = max(CHUNK // (columns * 2) // multiple, 1) * multiple
+        return [self.bits[a : a + height] for a in range(0, rows, height)]
 
     def quantize(self, preset: str) -> list[Rows]:
         """All chunks, packed, with the outer scale where the scheme has one."""

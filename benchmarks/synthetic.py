@@ -63,7 +63,8 @@ def tensors(layers: int, experts: bool) -> list[tuple[str, Shape]]:
 
 
 def config(layers: int, experts: bool) -> dict[str, object]:
-    """config.json of the Llama shape above; the layout of stacked experts is that of Llama 4, [E, in, 2 * out]."""
+    """config.json of the Llama shape above; the layout of stacked experts is that of Llama 4, [E, in, 2 *
+    out]."""
     return {
         "architectures": ["Llama4ForCausalLM" if experts else "LlamaForCausalLM"],
         "bos_token_id": 1,

@@ -27,8 +27,12 @@ os.environ |= {
 
 
 def instruction_set() -> str:
-    """Which of the wheel's two compiled parts was loaded; what they accept differs."""
-    return "avx512" if "vllm._C_AVX512" in sys.modules else "avx2"
+    """Which of the wheel's three compiled parts this CPU gets; what they accept differs."""
+    import torch
+
+    if not torch.cpu._is_avx512_supported():
+        return "avx2"
+    return "avx512_bf16" if torch.cpu._is_avx512_bf16_supported() else "avx512"
 
 
 def generate(engine: Any, prompt: str, tokens: int) -> Any:

@@ -2,7 +2,7 @@
 
 Every preset without calibration is quantized from MODEL and given to vLLM's CPU build (``load.py``), each in
 a process of its own with a time limit. What the engine said is compared with engines/results.json, where
-verdicts are kept by instruction set, since the wheel's AVX2 and AVX-512 parts accept different things. A
+verdicts are kept by instruction set, since the wheel's three compiled parts accept different things. A
 preset that used to load and no longer does, or the other way round, fails the test, unless --accept records
 it. docs/engines.md is the table of the file.
 
