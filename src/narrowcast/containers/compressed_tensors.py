@@ -290,14 +290,16 @@ def quantization_config(
 def targets(names: Sequence[str], linear_names: Sequence[str]) -> list[str]:
     """Module names as targets: one anchored pattern for names that differ in numbers only, wherever that pattern
     matches no linear module outside the group; exact names elsewhere."""
-    inside, found = set(names), {}
+    inside, found, whole = set(names), {}, {}
     shapes: dict[str, list[str]] = {}
     for name in linear_names:
         shapes.setdefault(re.sub(r"\d+", "#", name), []).append(name)
     for name in names:
         shape = re.sub(r"\d+", "#", name)
-        alike = shapes.get(shape, [name])
-        if len(alike) > 1 and all(other in inside for other in alike):
+        if shape not in whole:
+            alike = shapes.get(shape, [name])
+            whole[shape] = len(alike) > 1 and inside.issuperset(alike)
+        if whole[shape]:
             pattern = r"\d+".join(re.escape(part).replace(r"\-", "-") for part in shape.split("#"))
             found[f"re:^{pattern}$"] = None
         else:

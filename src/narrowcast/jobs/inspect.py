@@ -20,7 +20,14 @@ from typing import Any
 
 from narrowcast.containers.compressed_tensors import NAME as COMPRESSED_TENSORS
 from narrowcast.containers.compressed_tensors import arguments
-from narrowcast.model.roles import classify, find_function, find_place, stem, text_config
+from narrowcast.model.roles import (
+    classify,
+    find_function,
+    find_place,
+    quantization_config,
+    stem,
+    text_config,
+)
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.folder import CONFIG, survey
 from narrowcast.store.safetensors import Entry, Reader
@@ -125,15 +132,6 @@ class Inspection:
                 for held in self.modules
             ],
         }  # fmt: skip
-
-
-def quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The quantization_config of a config.json (at its top or in its text part), or an empty one."""
-    for part in (config, text_config(config)):
-        found = part.get("quantization_config") or part.get("compression_config")
-        if isinstance(found, dict):
-            return found
-    return {}
 
 
 def inspect(model: str | Path) -> Inspection:

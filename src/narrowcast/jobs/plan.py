@@ -11,13 +11,19 @@ import numpy as np
 
 from narrowcast._version import __version__
 from narrowcast.containers.compressed_tensors import Spelling
-from narrowcast.jobs.stream import CHUNK_BYTES, Slice
+from narrowcast.jobs.stream import Slice, Workers
+from narrowcast.model.modules import Module
 from narrowcast.model.recipe import Recipe
 from narrowcast.model.resolve import Resolved
 from narrowcast.numbers.formats import Format
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.writer import Layout, Spec
 from narrowcast.tensors.presets import LinearScheme
+
+RECORD, CARD = (
+    "narrowcast.json",
+    "README.md",
+)  # what the job writes beside the weights, for machines and people
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,17 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """A quantize job, settled and validated. Sizes in bytes, coverage as shares of the source's weights."""
+    """A quantize job, settled and validated. Sizes in bytes, coverage as shares of the source's weights.
+
+    ``model`` and ``out`` are as they were given, ``root`` and ``place`` are where that is; ``source`` is what was
+    seen there. ``side_files`` are relative to ``root``, with their names in the result.
+    """
 
     model: str
+    root: Path
+    source: dict[str, Any]
     out: Path
+    place: Path
     title: str
     container: str
     recipe: Recipe
@@ -75,7 +88,7 @@ class Plan:
     shards: tuple[Shard, ...]
     config: bytes
     index: dict[str, Any] | None
-    side_files: tuple[Path, ...]
+    side_files: tuple[tuple[Path, Path], ...]
     fallbacks: tuple[str, ...]
     warnings: tuple[str, ...]
     coverage_params: float
@@ -99,11 +112,12 @@ class Plan:
 
     @property
     def peak_memory(self) -> int:
-        """An estimate: the interpreter with compiled kernels, and a few chunks for each worker."""
-        widest = max(
-            (u.source.shape[1] * u.carrier.itemsize * u.how.row_multiple for u in self.units), default=0
+        """An estimate: the interpreter with the compiler of the kernels, and a few chunks for each worker."""
+        chunk = max(
+            max(u.source.shape[1] * u.carrier.itemsize * u.how.row_multiple, u.source.chunk_bytes)
+            for u in self.units
         )
-        return (250 << 20) + 6 * max(widest, CHUNK_BYTES) * (self.workers or 2)
+        return (300 << 20) + 6 * chunk * Workers.count_of(self.workers)
 
     @property
     def formats(self) -> dict[str, int]:
@@ -113,17 +127,29 @@ class Plan:
             counts[unit.how.format] = counts.get(unit.how.format, 0) + 1
         return counts
 
-    def job(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """What makes two runs the same job: the source as it is now, and everything that shapes the bytes."""
-        stamps = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in checkpoint.shards]
+    @property
+    def name(self) -> str:
+        """What the model is called: its directory's name, or its id on the hub."""
+        given = Path(self.model)
+        if given.absolute() != self.root:
+            return self.model
+        return given.name if given.name not in ("", "..") else self.root.resolve().name
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """The matrices of the source, as recipes name them."""
+        return tuple(assignment.module for assignment in self.resolved.assignments)
+
+    def job(self) -> dict[str, Any]:
+        """What makes two runs the same job: the source as it was seen, and everything that shapes the bytes."""
         return {
             "narrowcast": __version__,
-            "source": source_hash(checkpoint),
-            "stamps": stamps,
+            **self.source,
             "container": self.container,
             "layout": hashlib.sha256(b"".join(s.layout.header for s in self.shards)).hexdigest(),
             "recipe": [
-                f"{unit.module}: {unit.how.scheme.name} {unit.how.scheme.inner.rule}" for unit in self.units
+                f"{unit.module}: {unit.how.scheme.name} {' '.join(s.rule for s in unit.how.scheme.scales)}"
+                for unit in self.units
             ],
             "nonfinite": self.nonfinite,
         }
@@ -154,11 +180,16 @@ class Plan:
         }  # fmt: skip
 
 
+def source_identity(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What tells whether the source is still the one that was planned for: headers, sizes, times of change."""
+    stamps = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in checkpoint.shards]
+    return {"source": source_hash(checkpoint), "stamps": stamps}
+
+
 def source_hash(checkpoint: Checkpoint) -> str:
     """SHA-256 over the shard headers: names, dtypes, shapes and places of every tensor of the source."""
     digest = hashlib.sha256()
     for name, entry in sorted(checkpoint.entries.items()):
-        digest.update(
-            f"{name}\0{entry.dtype.name}\0{list(entry.shape)}\0{entry.path.name}\0{entry.offset}\n".encode()
-        )
+        line = f"{name}\0{entry.dtype.name}\0{list(entry.shape)}\0{entry.path.name}\0{entry.offset}\n"
+        digest.update(line.encode(errors="surrogateescape"))  # a file name need not be UTF-8
     return digest.hexdigest()

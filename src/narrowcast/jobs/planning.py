@@ -19,15 +19,19 @@ import numpy as np
 
 from narrowcast.containers import compressed_tensors as container
 from narrowcast.errors import InputError, UsageError
-from narrowcast.jobs.plan import Copy, Plan, Shard, Unit
+from narrowcast.jobs.keeping import keep_flags
+from narrowcast.jobs.plan import CARD, RECORD, Copy, Plan, Shard, Unit, source_identity
 from narrowcast.jobs.stream import Slice
 from narrowcast.model.fused import fused_groups
 from narrowcast.model.modules import Module, modules
 from narrowcast.model.recipe import Recipe
 from narrowcast.model.resolve import Assignment, Resolved, Target, resolve
+from narrowcast.model.roles import is_quantized_piece, quantization_config
 from narrowcast.numbers.formats import Format, formats
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.config_text import edit_config
+from narrowcast.store.folder import some
+from narrowcast.store.output import needs_index, place
 from narrowcast.store.writer import Spec, layout
 from narrowcast.tensors.presets import LinearScheme, presets
 from narrowcast.tensors.scaling import under_rule
@@ -38,19 +42,19 @@ SOURCES = ("bf16", "fp16", "fp32")
 
 def make_plan(
     checkpoint: Checkpoint, model: str, out: Path, recipe: Recipe, title: str, *,
-    strict: bool = False, nonfinite: str = "refuse", workers: int | None = None, keep: Sequence[str] = (),
+    strict: bool = False, nonfinite: str = "refuse", workers: int | None = None,
 ) -> Plan:  # fmt: skip
-    """Settle a job. ``keep`` names output matrices that stay unquantized whatever the recipe says."""
+    """Settle a job."""
     config = checkpoint.config or {}
     if checkpoint.config_bytes is None:
-        raise InputError(
-            "no config.json beside the weights", where=checkpoint.root, remedy="give the model's directory"
-        )
+        raise UsageError(
+            "one file is no model to quantize: the result needs its config.json too", where=model,
+            remedy=f"give its directory, {checkpoint.root}",
+        )  # fmt: skip
     _refuse_quantized(checkpoint, config)
     found = modules(checkpoint.entries, config)
     resolved = resolve(recipe, found, others=_others(checkpoint, found))
-    linear_names = [m.name for m in found if m.kind == "Linear"]
-    builder = _Builder(checkpoint, strict, frozenset(keep), linear_names)
+    builder = _Builder(checkpoint, strict, found)
     for assignment in resolved.assignments:
         if assignment.target is not None:
             builder.add(assignment, assignment.target)
@@ -61,17 +65,19 @@ def make_plan(
         )
     shards = builder.shards()
     text = edit_config(checkpoint.config_bytes, "quantization_config", builder.config(resolved))
-    index = _index(shards) if len(shards) > 1 else None
+    index = _index(shards) if needs_index([shard.name for shard in shards]) else None
     weights = sum(s.layout.size for s in shards)
-    side = sum((checkpoint.root / p).stat().st_size for p in checkpoint.side_files)
+    side_files = _side_files(checkpoint)
+    side = sum((checkpoint.root / p).stat().st_size for p, _ in side_files)
     index_size = len(index_bytes(index)) if index is not None else 0
     params = {name: int(np.prod(entry.shape, dtype=np.int64)) for name, entry in checkpoint.entries.items()}
     taken = {unit.source.tensor for unit in builder.units}
     stored = sum(size for s in shards for spec in s.specs for _, size in [s.layout.offsets[spec.name]])
     total_bytes = sum(entry.nbytes for entry in checkpoint.entries.values())
     return Plan(
-        model=model, out=out, title=title, container=container.NAME, recipe=recipe, resolved=resolved, shards=shards,
-        config=text, index=index, side_files=checkpoint.side_files, fallbacks=tuple(builder.fallbacks),
+        model=model, root=checkpoint.root, source=source_identity(checkpoint), out=out, place=place(out),
+        title=title, container=container.NAME, recipe=recipe, resolved=resolved, shards=shards,
+        config=text, index=index, side_files=side_files, fallbacks=tuple(builder.fallbacks),
         warnings=tuple(_warnings(checkpoint, resolved)),
         coverage_params=sum(params[t] for t in taken) / max(sum(params.values()), 1),
         coverage_bytes=sum(checkpoint.entries[t].nbytes for t in taken) / max(total_bytes, 1),
@@ -85,16 +91,13 @@ def make_plan(
 class _Builder:
     """Turns assignments into units, copies and specs, shard by shard."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, strict: bool, keep: frozenset[str], linear_names: Sequence[str]
-    ) -> None:
-        self.checkpoint, self.strict, self.keep = checkpoint, strict, keep
-        self.linear_names = linear_names
+    def __init__(self, checkpoint: Checkpoint, strict: bool, modules: Sequence[Module]) -> None:
+        self.checkpoint, self.strict, self.modules = checkpoint, strict, modules
         self.units: list[Unit] = []
         self.fallbacks: list[str] = []
         self.indivisible: dict[
             tuple[str, int], list[tuple[str, int]]
-        ] = {}  # (scheme, multiple) to (name, width)
+        ] = {}  # (scheme, multiple) to (module, width)
         self.replaced: dict[
             str, list[Copy]
         ] = {}  # source tensors that are not copied whole, with what replaces them
@@ -105,7 +108,8 @@ class _Builder:
         if entry.dtype.format not in SOURCES:
             raise InputError(
                 f"{module.name} cannot be quantized from {entry.dtype.name}", where=module.tensor,
-                wanted="BF16, F16 or F32", remedy=f"--ignore {module.name}, or start from the unquantized parent",
+                wanted="BF16, F16 or F32",
+                remedy=f"{keep_flags(self.modules, [module.name])}, or start from a parent in one of these",
             )  # fmt: skip
         dtype = formats[entry.dtype.format]
         n, k = module.out_in
@@ -125,21 +129,19 @@ class _Builder:
     def _refuse_conv1d(self, module: Module) -> None:
         raise UsageError(
             f"{module.name} is stored [in, out] (Conv1D), which {container.NAME} cannot express",
-            where=module.tensor, remedy=f"keep it: --ignore {module.name}",
+            where=module.tensor, remedy=f"keep it: {keep_flags(self.modules, [module.name])}",
         )  # fmt: skip
 
     def _unit(
         self, name: str, source: Slice, module: Module, target: Target, dtype: Format, carrier: np.dtype[Any]
     ) -> None:
-        if name in self.keep:
-            return
         linear = self._linear(target, name, source.shape[1])
         if target.rule is not None:
             linear = replace(linear, weight=under_rule(linear.weight, target.rule))
         how = container.spelling(linear, dtype)
         if source.shape[1] % how.width_multiple:
             self.indivisible.setdefault((linear.weight.name, how.width_multiple), []).append(
-                (name, source.shape[1])
+                (module.name, source.shape[1])
             )
             return
         self.units.append(Unit(name, source, str(module.role), dtype, carrier, how, linear))
@@ -147,15 +149,14 @@ class _Builder:
     def refuse_indivisible(self) -> None:
         """Name every layer whose width the scheme cannot divide, all at once."""
         for (scheme, multiple), layers in self.indivisible.items():
-            names = [name for name, _ in layers]
+            names = list(dict.fromkeys(name for name, _ in layers))
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             widths = sorted({width for _, width in layers})
-            keep = " ".join(f"--ignore '{t}'" for t in container.targets(names, self.linear_names)[:4])
             raise UsageError(
-                f"{len(names)} layers have a width that {scheme} cannot divide",
+                f"{len(names)} {'layer has' if len(names) == 1 else 'layers have'} a width that {scheme} cannot divide",
                 where=", ".join(names[:3]) + more, got=f"{', '.join(map(str, widths))} columns",
                 wanted=f"a multiple of {multiple}",
-                remedy=f"keep them: {keep}",
+                remedy=f"keep {'it' if len(names) == 1 else 'them'}: {keep_flags(self.modules, names)}",
             )  # fmt: skip
 
     def _linear(self, target: Target, name: str, k: int) -> LinearScheme:
@@ -182,7 +183,7 @@ class _Builder:
                     f"{name}: groups of {smaller}, because {group} does not divide {k} columns"
                 )
                 return preset.with_group(smaller).linear
-        return preset.linear
+        return preset.with_group(32).linear  # refused with what would do: a multiple of the smallest group
 
     def _split_bias(self, module: Module) -> None:
         """The stacked bias [E, out] follows its experts, under the names of their modules."""
@@ -206,9 +207,10 @@ class _Builder:
         taken: dict[str, list[Unit]] = {}
         for unit in self.units:
             taken.setdefault(unit.source.tensor, []).append(unit)
-        return tuple(self._shard(path, taken) for path in self.checkpoint.shards)
+        made: dict[str, str] = {}  # tensors of the result, with the source tensors that they come from
+        return tuple(self._shard(path, taken, made) for path in self.checkpoint.shards)
 
-    def _shard(self, path: Path, taken: dict[str, list[Unit]]) -> Shard:
+    def _shard(self, path: Path, taken: dict[str, list[Unit]], made: dict[str, str]) -> Shard:
         units: list[Unit] = []
         copies: list[Copy] = []
         specs: list[Spec] = []
@@ -217,27 +219,41 @@ class _Builder:
                 continue
             if name in taken:
                 units += taken[name]
-                for unit in taken[name]:
-                    specs += container.specs(unit.module, unit.how, unit.source.shape)
+                becomes = [s for u in taken[name] for s in container.specs(u.module, u.how, u.source.shape)]
             elif name in self.replaced:
                 copies += self.replaced[name]
-                specs += [
+                becomes = [
                     Spec(c.name, entry.dtype, (c.nbytes // entry.dtype.carrier.itemsize,))
                     for c in self.replaced[name]
                 ]
             else:
                 copies.append(Copy(name, name, entry.nbytes))
-                specs.append(Spec(name, entry.dtype, entry.shape))
+                becomes = [Spec(name, entry.dtype, entry.shape)]
+            for spec in becomes:
+                self._claim(spec.name, name, made)
+            specs += becomes
         metadata = {"format": "pt"} | self.checkpoint.metadata[path.name]
         return Shard(path.name, tuple(units), tuple(copies), tuple(specs), metadata, layout(specs, metadata))
+
+    def _claim(self, name: str, origin: str, made: dict[str, str]) -> None:
+        """A name of the result belongs to one tensor, in whichever shards two that would have it lie."""
+        if name in made:
+            raise InputError(
+                f"two tensors of the result would be called {name}", where=self.checkpoint.root,
+                got=f"one from {made[name]} and one from {origin}",
+                remedy=f"remove or rename the one that the model does not use, or keep both: "
+                f"{keep_flags(self.modules, self._owners(made[name], origin))}",
+            )  # fmt: skip
+        made[name] = origin
+
+    def _owners(self, *tensors: str) -> list[str]:
+        return [module.name for module in self.modules if module.tensor in tensors]
 
     def config(self, resolved: Resolved) -> dict[str, Any]:
         """The quantization_config: groups of equal linear schemes, and every other linear module by exact name."""
         groups: dict[tuple[LinearScheme, str], list[str]] = {}
         for unit in self.units:
-            groups.setdefault((replace(unit.linear, weight=unit.how.scheme), unit.how.format), []).append(
-                unit.module
-            )
+            groups.setdefault((unit.linear, unit.how.format), []).append(unit.module)
         names = [u.module for u in self.units]
         inside = set(names)
         linear = [
@@ -256,11 +272,13 @@ class _Builder:
 
 
 def _refuse_quantized(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    method = config.get("quantization_config", {}) or {}
-    if method:
+    method = quantization_config(config)
+    pieces = [name for name in checkpoint.entries if is_quantized_piece(name)]
+    if method or pieces:
+        got = f"quant_method {method.get('quant_method', 'unknown')}" if method else some(pieces, 3)
         raise InputError(
-            "the model is quantized already", where=checkpoint.root,
-            got=f"quant_method {method.get('quant_method', 'unknown')}", wanted="a BF16, FP16 or FP32 model",
+            "the model is quantized already", where=checkpoint.root, got=got,
+            wanted="a BF16, FP16 or FP32 model",
             remedy="start from its unquantized parent; a second rounding only adds loss",
         )  # fmt: skip
 
@@ -284,10 +302,7 @@ def _kept(checkpoint: Checkpoint, resolved: Resolved, builder: _Builder) -> dict
     kept: dict[str, tuple[int, int]] = {}
     for name, entry in checkpoint.entries.items():
         if name not in quantized:
-            why = reasons.get(
-                name,
-                "asked to keep" if name in {m.module.tensor for m in resolved.quantized} else "not a matrix",
-            )
+            why = reasons.get(name, "not a matrix")
             count, size = kept.get(why, (0, 0))
             kept[why] = (count + 1, size + entry.nbytes)
     return kept
@@ -297,11 +312,26 @@ def _warnings(checkpoint: Checkpoint, resolved: Resolved) -> list[str]:
     found = [
         f"{path} holds weights in another format; it is not copied" for path in checkpoint.foreign_weights
     ]
+    if any(str(name) == RECORD for name in checkpoint.side_files):
+        found.append(f"{RECORD} of the source is not copied: this run writes its own")
     quantized = {a.module.name for a in resolved.quantized}
     unknown = [name for name in resolved.unknown if name in quantized]
     if unknown:
         found.append(f"{len(unknown)} quantized layers have names that no rule knows, such as {unknown[0]}")
     return found
+
+
+def _side_files(checkpoint: Checkpoint) -> tuple[tuple[Path, Path], ...]:
+    """What travels along, with its name in the result, where the record and the card are this run's."""
+    names = {str(name) for name in checkpoint.side_files}
+    card = "README.source.md"
+    while card in names:
+        card = card.replace(".md", ".source.md")
+    return tuple(
+        (name, Path(card) if str(name) == CARD else name)
+        for name in checkpoint.side_files
+        if str(name) != RECORD
+    )
 
 
 def _index(shards: Sequence[Shard]) -> dict[str, Any]:

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from narrowcast.containers import compressed_tensors as container
-from narrowcast.errors import NonFiniteError, UsageError
-from narrowcast.jobs.plan import Plan
+from narrowcast.errors import InputError, NarrowcastError, NonFiniteError, RangeError, UsageError
+from narrowcast.jobs.keeping import keep_patterns
+from narrowcast.jobs.plan import Plan, source_identity
 from narrowcast.jobs.planning import make_plan
 from narrowcast.jobs.shards import CheckFailed, Work, backend_of, scan_units
 from narrowcast.jobs.stream import ProgressFactory, Silent, Workers
-from narrowcast.model.recipe import Recipe
+from narrowcast.model.patterns import Pattern
+from narrowcast.model.recipe import Line, Recipe
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.output import Output
 from narrowcast.tensors.metrics import Errors
@@ -90,8 +92,8 @@ def plan(
     preset: str | None = None,
     *,
     container: str = container.NAME,
-    ignore: Iterable[str] = (),
-    targets: Iterable[str] = (),
+    ignore: str | Iterable[str] = (),
+    targets: str | Iterable[str] = (),
     recipe: str | Path | Recipe | None = None,
     rule: str | None = None,
     strict: bool = False,
@@ -104,21 +106,25 @@ def plan(
     patterns, an llm-compressor YAML, or a Recipe). ``nonfinite="copy"`` keeps tensors with NaN or infinity
     unquantized instead of refusing. Raises UsageError for what cannot be asked, InputError for bad sources.
     """
-    _check_names(container, nonfinite)
-    settled, title = _recipe(preset, recipe, tuple(ignore), tuple(targets), rule)
+    _check_options(container, nonfinite, workers)
+    settled, title = _recipe(preset, recipe, _patterns(ignore), _patterns(targets), rule)
     with Checkpoint.open(model) as checkpoint:
-        keep = (
-            _nonfinite_units(checkpoint, str(model), Path(out), settled, title, workers)
-            if nonfinite == "copy"
-            else ()
-        )
+        if nonfinite == "copy":
+            settled = _sparing(checkpoint, str(model), Path(out), settled, title, workers)
         return make_plan(
             checkpoint, str(model), Path(out), settled, title,
-            strict=strict, nonfinite=nonfinite, workers=workers, keep=keep,
+            strict=strict, nonfinite=nonfinite, workers=workers,
         )  # fmt: skip
 
 
-def _check_names(name: str, nonfinite: str) -> None:
+def _patterns(given: str | Iterable[str]) -> tuple[str, ...]:
+    """One pattern or several."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _check_options(name: str, nonfinite: str, workers: int | None) -> None:
+    if workers is not None and workers < 1:
+        raise UsageError("the number of workers is not positive", got=workers, wanted="1 or more")
     if name != container.NAME:
         raise UsageError("unknown container", got=name, wanted=container.NAME)
     if nonfinite not in ("refuse", "copy"):
@@ -167,26 +173,32 @@ def _refuse_calibrated(name: str) -> None:
         )
 
 
-def _nonfinite_units(
+def _sparing(
     checkpoint: Checkpoint, model: str, out: Path, recipe: Recipe, title: str, workers: int | None
-) -> list[str]:
-    """Output matrices that hold NaN or infinity, with their fused siblings (a group has one scheme)."""
+) -> Recipe:
+    """The recipe with lines in front that keep what holds NaN or infinity, and all that must stay with it."""
     draft = make_plan(checkpoint, model, out, recipe, title)
     with Workers(workers) as pool:
         scans = scan_units(checkpoint, draft.units, pool, backend_of(draft.units[0])[0], Silent())
-    bad = {unit.group for unit in draft.units if scans[unit.module].nan or scans[unit.module].inf}
-    tensors = {unit.source.tensor for unit in draft.units if unit.group in bad}
-    return [unit.module for unit in draft.units if unit.group in bad or unit.source.tensor in tensors]
+    bad = {unit.source.tensor for unit in draft.units if scans[unit.module].nan or scans[unit.module].inf}
+    keep = keep_patterns(draft.modules, [module.name for module in draft.modules if module.tensor in bad])
+    lines = [Line(Pattern.parse(text), None, source="NaN or infinity") for text in keep]
+    return replace(recipe, lines=(*lines, *recipe.lines))
 
 
 def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = None) -> Result:
     """Do a planned job; see the module docstring. Raises on the first failure and leaves no finished-looking output."""
     make = progress or Silent
     started = time.perf_counter()
-    with Checkpoint.open(plan.model) as checkpoint:
-        job = plan.job(checkpoint)
+    with Checkpoint.open(plan.root) as checkpoint:
+        if source_identity(checkpoint) != plan.source:
+            raise InputError(
+                "the source changed after it was planned",
+                where=plan.root,
+                remedy="wait for its download or copy to end, and plan again",
+            )
         output = Output.begin(
-            plan.out, job, forecast=plan.forecast_bytes, resume=resume, source=checkpoint.root
+            plan.place, plan.job(), forecast=plan.forecast_bytes, resume=resume, source=checkpoint.root
         )
         try:
             with Workers(plan.workers) as pool:
@@ -196,13 +208,16 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
                 output.commit(plan.config)
         except BaseException as error:
             # What no second run can mend leaves nothing behind; everything else can be resumed.
-            output.abort(keep=not isinstance(error, (NonFiniteError, CheckFailed, UsageError)))
+            lost = isinstance(error, (NonFiniteError, RangeError, CheckFailed, UsageError))
+            output.abort(keep=not lost)
+            if not lost:
+                _tell_of_resuming(error)
             raise
     work.seconds["total"] = time.perf_counter() - started
-    size = sum(p.stat().st_size for p in plan.out.rglob("*") if p.is_file())
+    size = sum(p.stat().st_size for p in plan.place.rglob("*") if p.is_file())
     reasons = (*sorted(work.reasons), *output.notes)
     return Result(
-        plan.out,
+        plan.place,
         plan,
         work.seconds,
         size,
@@ -211,6 +226,18 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
         reasons,
         "+".join(sorted(work.backends)),
     )
+
+
+def _tell_of_resuming(error: BaseException) -> None:
+    """Raise the same error with the way to go on; errors that have no remedy to show are left alone."""
+    advice = "--resume goes on from what is finished"
+    if isinstance(error, NarrowcastError):
+        told = f"{error.remedy}; {advice}" if error.remedy else advice
+        raise type(error)(
+            error.problem, where=error.where, got=error.got, wanted=error.wanted, remedy=told
+        ) from error
+    if isinstance(error, KeyboardInterrupt):
+        raise KeyboardInterrupt(advice) from None
 
 
 def quantize(model: str | Path, out: str | Path, preset: str | None = None, **options: Any) -> Result:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from narrowcast._version import __version__
@@ -45,7 +44,7 @@ def record(
         "schema": 1,
         "narrowcast": __version__,
         "source": {
-            "name": Path(plan.model).name,
+            "name": plan.name,
             "headers_sha256": source_hash(source),
             "bytes": plan.source_bytes,
         },
@@ -80,7 +79,7 @@ def _errors(found: Errors) -> dict[str, Any]:
 
 def model_card(plan: Plan, roles: Mapping[str, Errors]) -> bytes:
     """README.md: what was done to which layers, what it cost, who loads it."""
-    name = Path(plan.model).name
+    name = plan.name.encode(errors="replace").decode()  # a directory's name need not be UTF-8
     rows = [
         f"| {role} | {found.elements:,} | {found.sqnr:.2f} | {found.clipped:,} | {found.underflowed:,} |"
         for role, found in roles.items()
@@ -89,7 +88,7 @@ def model_card(plan: Plan, roles: Mapping[str, Errors]) -> bytes:
     fallbacks = ["", "Fallbacks:", "", *(f"- {text}" for text in plan.fallbacks)] if plan.fallbacks else []
     lines = [
         "---",
-        f"base_model: {name}",
+        f"base_model: {json.dumps(name, ensure_ascii=False)}",
         "library_name: transformers",
         "tags: [quantized, compressed-tensors, narrowcast]",
         "---",

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from narrowcast.containers import compressed_tensors as container
-from narrowcast.errors import NonFiniteError, StorageError
-from narrowcast.jobs.plan import Copy, Plan, Shard, Unit
+from narrowcast.errors import InputError, NonFiniteError, RangeError, StorageError
+from narrowcast.jobs.keeping import keep_flags
+from narrowcast.jobs.plan import CARD, RECORD, Copy, Plan, Shard, Unit
 from narrowcast.jobs.record import model_card, record
 from narrowcast.jobs.stream import Progress, ProgressFactory, Silent, Workers, chunks
 from narrowcast.kernels import Backend, Scan, choose
@@ -85,13 +85,12 @@ class Work:
             for batch in _batches(shard.units):
                 self._outers(batch, bar)
                 self._quantize(batch, writer, bar)
-            for _ in self.pool.map(lambda copy: self._carry(copy, writer, bar), shard.copies):
-                pass
+            self.pool.run(lambda copy: self._carry(copy, writer, bar), shard.copies)
         except BaseException:
             writer.abort()
             raise
         self.seconds["quantize"] += time.perf_counter() - begun
-        return syncer.submit(writer.finish)
+        return syncer.submit(_finish, writer)
 
     def _outers(self, units: Sequence[Unit], bar: Progress) -> None:
         """Find the outer scale of every fused group in ``units`` that has one, over all its members in any shard."""
@@ -119,14 +118,13 @@ class Work:
             stored = unit.source.read(self.source, unit.carrier, i, j)
             scan = backend.scan(stored, unit.dtype)
             if scan.nan or scan.inf:
-                raise _nonfinite(self.source, unit, backend)
+                raise self._nonfinite(unit, backend)
             rows = backend.quantize(stored, unit.dtype, unit.how.scheme, unit.how.packing, self._outer(unit))
             for name, data, at in container.pieces(unit.module, unit.how, i, rows):
                 writer.write(name, data, at)
             bar.advance(stored.nbytes)
 
-        for _ in self.pool.map(work, tasks):
-            pass
+        self.pool.run(work, tasks)
 
     def _carry(self, copy: Copy, writer: Writer, bar: Progress) -> None:
         for at, data in _copied(self.source, copy):
@@ -141,20 +139,50 @@ class Work:
         begun = time.perf_counter()
         with Reader(self.output.staging / shard.name) as reader:
             tasks = [(unit, i, j) for unit in shard.units for i, j in _ranges(unit)]
-            for (unit, _, _), found in zip(
-                tasks, self.pool.map(lambda t: self._compare(reader, *t, bar), tasks), strict=True
-            ):
-                self.errors[unit.module] = self.errors.get(unit.module, Errors()) + found
-            for _ in self.pool.map(lambda copy: self._compare_copy(reader, copy, bar), shard.copies):
-                pass
+            with self.pool.map(lambda t: self._compare(reader, *t, bar), tasks) as results:
+                for (unit, _, _), found in zip(tasks, results, strict=True):
+                    self.errors[unit.module] = self.errors.get(unit.module, Errors()) + found
+            self.pool.run(lambda copy: self._compare_copy(reader, copy, bar), shard.copies)
         for unit in shard.units:
             if self.errors[unit.module].beyond:
-                raise CheckFailed(
-                    f"{self.errors[unit.module].beyond} elements of the result are not what the format can produce",
-                    where=f"{shard.name}: {unit.module} ({unit.how.scheme.name})",
-                    remedy="the output was removed; run again, and check the disk and memory if it recurs",
-                )
+                raise self._beyond(shard, unit)
         self.seconds["check"] += time.perf_counter() - begun
+
+    def _beyond(self, shard: Shard, unit: Unit) -> InputError:
+        """Why elements are not what they should be: too large to be rounded, or damaged on the way."""
+        count = self.errors[unit.module].beyond
+        where = f"{shard.name}: {unit.module} ({unit.how.scheme.name})"
+        amax = scan_units(self.source, [unit], self.pool, self._backend(unit), Silent())[unit.module].amax
+        if amax >= 2.0**127:
+            return RangeError(
+                f"{count} elements are too large: rounded to this format they pass the end of fp32",
+                where=where,
+                got=f"values up to {amax:.4g}",
+                wanted="values below 2^127, or 1.7e38",
+                remedy=f"repair the source, or keep the layer with {self._keep(unit)}",
+            )
+        return CheckFailed(
+            f"{count} elements of the result are not what the format can produce",
+            where=where,
+            remedy="the output was removed; run again, and check the disk and memory if it recurs",
+        )
+
+    def _keep(self, unit: Unit) -> str:
+        return keep_flags(
+            self.plan.modules, [m.name for m in self.plan.modules if m.tensor == unit.source.tensor]
+        )
+
+    def _nonfinite(self, unit: Unit, backend: Backend) -> NonFiniteError:
+        """The refusal, with counts over the whole tensor."""
+        with Workers(1) as alone:
+            scan = scan_units(self.source, [unit], alone, backend, Silent())[unit.module]
+        row, column = divmod(scan.first, unit.source.shape[1])
+        return NonFiniteError(
+            f"{unit.module} has {scan.nan} NaN and {scan.inf} infinite values",
+            where=f"{unit.source.tensor}, first at row {row}, column {column}",
+            wanted="finite weights",
+            remedy=f"repair the source, keep the layer with {self._keep(unit)}, or --nonfinite copy",
+        )
 
     def _compare(self, reader: Reader, unit: Unit, i: int, j: int, bar: Progress) -> Errors:
         stored = unit.source.read(self.source, unit.carrier, i, j)
@@ -177,11 +205,10 @@ class Work:
     def side_files(self) -> None:
         """Everything that travels along, then the record for machines and the card for people."""
         begun = time.perf_counter()
-        for name in self.plan.side_files:
-            kept = Path("README.source.md") if str(name) == "README.md" else name
+        for name, kept in self.plan.side_files:
             self.output.copy(self.source.root / name, kept)
-        self.output.put("narrowcast.json", record(self.plan, self.source, self.errors, self.roles()))
-        self.output.put("README.md", model_card(self.plan, self.roles()))
+        self.output.put(RECORD, record(self.plan, self.source, self.errors, self.roles()))
+        self.output.put(CARD, model_card(self.plan, self.roles()))
         self.seconds["side files"] = time.perf_counter() - begun
 
     def roles(self) -> dict[str, Errors]:
@@ -208,7 +235,7 @@ def backend_of(unit: Unit) -> tuple[Backend, str]:
 
 def _ranges(unit: Unit) -> list[tuple[int, int]]:
     n, k = unit.source.shape
-    return chunks(n, k * unit.carrier.itemsize, unit.how.row_multiple)
+    return chunks(n, k * unit.carrier.itemsize, unit.how.row_multiple, unit.source.chunk_bytes)
 
 
 def _batches(units: Sequence[Unit]) -> Iterator[list[Unit]]:
@@ -236,31 +263,28 @@ def scan_units(
         return backend.scan(unit.source.read(source, unit.carrier, i, j), unit.dtype)
 
     found: dict[str, Scan] = {}
-    for (unit, i, _), scan in zip(tasks, pool.map(work, tasks), strict=True):
-        old = found.get(unit.module, Scan(0.0))
-        first = old.first if old.first >= 0 or scan.first < 0 else scan.first + i * unit.source.shape[1]
-        found[unit.module] = Scan(max(old.amax, scan.amax), old.nan + scan.nan, old.inf + scan.inf, first)
+    with pool.map(work, tasks) as results:
+        for (unit, i, _), scan in zip(tasks, results, strict=True):
+            old = found.get(unit.module, Scan(0.0))
+            first = old.first if old.first >= 0 or scan.first < 0 else scan.first + i * unit.source.shape[1]
+            found[unit.module] = Scan(max(old.amax, scan.amax), old.nan + scan.nan, old.inf + scan.inf, first)
     return found
 
 
-def _nonfinite(source: Checkpoint, unit: Unit, backend: Backend) -> NonFiniteError:
-    """The refusal, with counts over the whole tensor."""
-    with Workers(1) as alone:
-        scan = scan_units(source, [unit], alone, backend, Silent())[unit.module]
-    row, column = divmod(scan.first, unit.source.shape[1])
-    return NonFiniteError(
-        f"{unit.module} has {scan.nan} NaN and {scan.inf} infinite values",
-        where=f"{unit.source.tensor}, first at row {row}, column {column}",
-        wanted="finite weights",
-        remedy=f"repair the source, keep the layer with --ignore {unit.module}, or --nonfinite copy",
-    )
+def _finish(writer: Writer) -> None:
+    """Sync a shard and give it its name; when that fails the shard is gone, and so is its descriptor."""
+    try:
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
 
 
 def _copied(source: Checkpoint, copy: Copy) -> Iterator[tuple[int, Any]]:
     """The bytes of a carried tensor in pieces: (offset, uint8 array)."""
     if copy.channels is not None and copy.expert is not None:
-        part = np.ascontiguousarray(source.array(copy.tensor)[copy.expert, copy.channels])
-        yield 0, part.view(np.uint8).reshape(-1)
+        whole = source.rows(copy.tensor, copy.expert, copy.expert + 1)[0]
+        yield 0, np.ascontiguousarray(whole[copy.channels]).view(np.uint8)
         return
     for at in range(0, copy.nbytes, COPY_BYTES):
         data = np.empty(min(COPY_BYTES, copy.nbytes - at), np.uint8)

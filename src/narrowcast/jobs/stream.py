@@ -10,8 +10,10 @@ Left out: machines in the plural. Units are independent and named, which is all 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -23,6 +25,10 @@ from narrowcast.model.modules import Orientation, Part
 from narrowcast.store.checkpoint import Checkpoint
 
 CHUNK_BYTES = 1 << 20  # half of a 2 MB second-level cache: source and result stay resident
+COLUMN_CHUNK_BYTES = 8 * CHUNK_BYTES  # of a matrix that lies in columns, whose pieces would be too short else
+BLOCK = 64  # rows and columns that are transposed at once, so that they stay in the first-level cache
+STRIP = 8 * BLOCK  # rows of the file that are read before they are transposed
+AHEAD = 32  # chunks in flight for each worker: enough to wait for a slow one without standing idle
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -55,8 +61,13 @@ class Workers:
     """A thread pool that keeps order, holds few items in flight and stops at the first error."""
 
     def __init__(self, count: int | None = None) -> None:
-        self.count = count or len(os.sched_getaffinity(0))
+        self.count = self.count_of(count)
         self._pool = ThreadPoolExecutor(self.count, "narrowcast")
+
+    @staticmethod
+    def count_of(asked: int | None) -> int:
+        """How many threads that is: one for each core that this process may use, when nothing is asked."""
+        return len(os.sched_getaffinity(0)) if asked is None else asked
 
     def __enter__(self) -> Self:
         return self
@@ -66,9 +77,31 @@ class Workers:
     ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=error is not None)
 
-    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """``work`` over ``items``, results in order; the first exception in order is raised."""
-        return self._pool.map(work, items)
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> closing[Generator[R, None, None]]:
+        """``work`` over ``items``, for use in a ``with``: results in order, or the first exception in order.
+
+        Leaving the ``with``, for whatever reason, waits for what is running: files may be closed after it.
+        """
+        return closing(self._results(work, items))
+
+    def run(self, work: Callable[[T], object], items: Iterable[T]) -> None:
+        """``work`` over ``items``, for its effects."""
+        with self.map(work, items) as results:
+            deque(results, maxlen=0)
+
+    def _results(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
+        flying: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                flying.append(self._pool.submit(work, item))
+                if len(flying) > AHEAD * self.count:
+                    yield flying.popleft().result()
+            while flying:
+                yield flying.popleft().result()
+        finally:
+            for future in flying:
+                future.cancel()
+            wait(flying)
 
 
 @dataclass(frozen=True)
@@ -81,29 +114,45 @@ class Slice:
     expert: int | None = None
     part: Part | None = None
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the source that are worked on at once."""
+        return CHUNK_BYTES if self.orientation == "out_in" else COLUMN_CHUNK_BYTES
+
     def read(self, source: Checkpoint, carrier: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
-        """Rows start:stop as a fresh C-contiguous array [stop - start, K] in the carrier dtype."""
-        k = self.shape[1]
+        """Rows start:stop as a fresh C-contiguous array [stop - start, K] in the carrier dtype.
+
+        The file is read and never mapped: a mapping counts all it touched as resident, and kills the process
+        when the file shrinks or the disk fails.
+        """
         first, step = (self.part.start, self.part.step) if self.part else (0, 1)
-        if self.orientation == "out_in" and step == 1:
-            rows_before = first + start
-            if self.expert is not None:
-                rows_before += self.expert * source.entries[self.tensor].shape[1]
-            chunk = np.empty((stop - start, k), carrier)
-            source.read_into(self.tensor, chunk, rows_before * k * carrier.itemsize)
+        first, count, k = first + start * step, stop - start, self.shape[1]
+        stored_rows, stored_columns = source.entries[self.tensor].shape[-2:]
+        before = (self.expert or 0) * stored_rows * stored_columns
+        if self.orientation == "out_in":
+            chunk = np.empty((count, k), carrier)
+            at, stride = (before + first * k) * carrier.itemsize, step * k * carrier.itemsize
+            source.read_pieces(self.tensor, chunk, at, stride)
             return chunk
-        stored = source.array(self.tensor)
-        matrix = stored if self.expert is None else stored[self.expert]
-        if self.orientation == "in_out":
-            matrix = matrix.T
-        rows = matrix[first + start * step : first + (stop - 1) * step + 1 : step]
-        chunk = np.ascontiguousarray(rows)
-        del stored, matrix, rows
-        source.reader(source.entries[self.tensor].path).release()
+        chunk = np.empty((count, k), carrier)
+        strip = np.empty((STRIP, (count - 1) * step + 1), carrier)
+        at, stride = (before + first) * carrier.itemsize, stored_columns * carrier.itemsize
+        for i in range(0, k, STRIP):
+            pieces = strip[: min(STRIP, k - i)]
+            source.read_pieces(self.tensor, pieces, at + i * stride, stride)
+            transpose(pieces[:, ::step], chunk[:, i : i + STRIP])
         return chunk
 
 
-def chunks(rows: int, row_bytes: int, multiple: int) -> list[tuple[int, int]]:
-    """Row ranges of about CHUNK_BYTES that begin on multiples of ``multiple``."""
-    height = max(CHUNK_BYTES // max(row_bytes, 1) // multiple, 1) * multiple
+def transpose(matrix: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write the transpose of ``matrix`` [R, C] into ``out`` [C, R], block by block."""
+    rows, columns = matrix.shape
+    for i in range(0, rows, BLOCK):
+        for j in range(0, columns, BLOCK):
+            out[j : j + BLOCK, i : i + BLOCK] = matrix[i : i + BLOCK, j : j + BLOCK].T
+
+
+def chunks(rows: int, row_bytes: int, multiple: int, size: int) -> list[tuple[int, int]]:
+    """Row ranges of about ``size`` bytes that begin on multiples of ``multiple``."""
+    height = max(size // max(row_bytes, 1) // multiple, 1) * multiple
     return [(i, min(i + height, rows)) for i in range(0, rows, height)]

@@ -195,13 +195,16 @@ def modules(entries: Mapping[str, TensorLike], config: Mapping[str, Any]) -> lis
     """One ``Module`` per weight matrix of a checkpoint, in the order of ``entries``.
 
     A matrix is a 2-D tensor called ``*.weight``, or a 3-D tensor whose name is that of stacked experts.
-    Norms, biases, convolutions and the scales of an already quantized model are not modules.
+    Norms, biases, convolutions and the scales of an already quantized model are not modules, nor is what has
+    no elements.
     """
     head = next((n for n in entries if is_output_head(n, config)), None)
     source = _Source(entries, config, head, _tied(head, config))
     found = []
     for name, entry in entries.items():
         shape = tuple(entry.shape)
+        if 0 in shape:
+            continue
         if len(shape) == 2 and name.endswith(".weight"):
             found.append(_matrix(name, shape, source))
         elif len(shape) in (2, 3) and _is_stack(name):

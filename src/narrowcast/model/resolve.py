@@ -141,14 +141,35 @@ def resolve(
             taken[index] += 1
     groups = fused_groups(m.name for m in modules)
     _agree(assignments, groups, "fused group differs", "engines load these as one layer with one scheme")
-    stacks = expert_stacks(m.name for m in modules if m.role is Role.EXPERT)
-    _agree(assignments, stacks, "experts of one layer differ", "engines run the experts of a layer as one")
+    _agree(
+        assignments,
+        _stacks(modules),
+        "experts of one layer differ",
+        "engines run the experts of a layer as one",
+    )
     matches = tuple(
         Match(line, len(hits), tuple(m.name for m in hits[:_SHOWN]), n)
         for line, hits, n in zip(recipe.lines, matched, taken, strict=True)
     )
     unknown = tuple(m.name for m in modules if not m.known)
     return Resolved(assignments, matches, tuple(groups), unknown)
+
+
+def bound(modules: Sequence[Module], names: Iterable[str]) -> list[str]:
+    """``names`` and every module that must have the target of one of them, in the order of the modules."""
+    found = set(names)
+    groups = [*fused_groups(m.name for m in modules), *_stacks(modules)]
+    size = 0
+    while size != len(found):
+        size = len(found)
+        for group in groups:
+            if not found.isdisjoint(group):
+                found.update(group)
+    return [m.name for m in modules if m.name in found]
+
+
+def _stacks(modules: Sequence[Module]) -> list[tuple[str, ...]]:
+    return expert_stacks(m.name for m in modules if m.role is Role.EXPERT)
 
 
 def _target(

@@ -212,6 +212,13 @@ _PARAMETER = re.compile(
     r"\.(weight\w*|bias|input_\w*scale|input_zero_point|qweight|qzeros|scales|g_idx|[qkv]_scale)$"
     r"|(?<=_proj)_(bias|blocks|scales|scale_inv|scale)$"
 )
+# The pieces that only a quantized layer has, as GPTQ, AWQ, compressed-tensors, FP8 blocks, ModelOpt,
+# bitsandbytes, quanto and gpt-oss name them.
+_PIECE = re.compile(
+    r"\.(qweight|qzeros|g_idx|SCB|weight_(packed|shape|scales?|scale_inv|scale_2|global_scale|zero_point)"
+    r"|weight\.(\w*absmax|\w*quant_map|quant_state\.\w+|_data|_scale))$"
+    r"|(?<=_proj)_(blocks|scales|scale_inv|scale)$"
+)
 _LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -259,6 +266,20 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(inner, Mapping):
             return text_config(inner)
     return config
+
+
+def quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantization_config of a config.json (at its top or in its text part), or an empty one."""
+    for part in (config, text_config(config)):
+        found = part.get("quantization_config") or part.get("compression_config")
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def is_quantized_piece(name: str) -> bool:
+    """Whether a tensor of this name belongs to a layer that is quantized already."""
+    return _PIECE.search(name) is not None
 
 
 def classify(name: str, shape: Sequence[int], config: Mapping[str, Any]) -> Role:

@@ -164,6 +164,11 @@ class Checkpoint:
         """Fill a buffer with the tensor's bytes from byte ``start`` on; see Reader.read_into."""
         self.reader(self.entry(name).path).read_into(name, buffer, start)
 
+    def read_pieces(self, name: str, buffer: NDArray[Any], start: int, stride: int) -> None:
+        """Fill the rows of a buffer from byte ``start`` of the tensor on, ``stride`` bytes apart; see
+        Reader.read_pieces."""
+        self.reader(self.entry(name).path).read_pieces(name, buffer, start, stride)
+
     def release(self) -> None:
         """Give the pages touched through ``array`` back to the system, in all shards."""
         for reader in self._readers.values():

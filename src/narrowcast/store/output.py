@@ -260,7 +260,7 @@ class Output:
 
     def _index(self) -> dict[str, Any] | None:
         shards = sorted(path for path in self.staging.iterdir() if path.name.endswith(".safetensors"))
-        if [path.name for path in shards] == [_ONE_FILE] or not shards:
+        if not needs_index([path.name for path in shards]):
             return None
         table: dict[str, str] = {}
         total = 0
@@ -281,6 +281,11 @@ def place(out: str | os.PathLike[str]) -> Path:
     if path.name in ("", ".."):
         return Path(os.path.realpath(path))
     return Path(os.path.realpath(path.parent)) / path.name
+
+
+def needs_index(shards: Sequence[str]) -> bool:
+    """Whether shards of these names need an index; loaders find model.safetensors alone without one."""
+    return bool(shards) and list(shards) != [_ONE_FILE]
 
 
 def partial_path(out: Path) -> Path:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from narrowcast.errors import UsageError
 
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.safetensors)$")  # ./model and model/file.safetensors are paths
+# ./model and model/file.safetensors are paths.
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(?<!\.safetensors)$")
 _UNNEEDED = [
     "*.bin",
     "*.pt",

@@ -89,16 +89,37 @@ class Reader:
 
     def read_into(self, name: str, buffer: Any, start: int = 0) -> None:
         """Fill ``buffer`` (writable, contiguous) with bytes of the tensor, from its byte ``start`` on."""
-        entry = self.entry(name)
-        view = _writable(buffer)
-        if start < 0 or start + len(view) > entry.nbytes:
+        entry, view = self.entry(name), _writable(buffer)
+        self._check_span(entry, start, len(view))
+        self._fill(entry, view, entry.offset + start)
+
+    def read_pieces(self, name: str, buffer: NDArray[Any], start: int, stride: int) -> None:
+        """Fill each row of ``buffer`` (writable, contiguous, of two axes) with bytes of the tensor: row i from
+        byte start + i · stride on. Rows that follow each other in the file are read at once."""
+        entry, view = self.entry(name), _writable(buffer)
+        if not len(view):
+            return
+        width = len(view) // len(buffer)
+        self._check_span(entry, start, (len(buffer) - 1) * stride + width)
+        at = entry.offset + start
+        if width == stride:
+            self._fill(entry, view, at)
+            return
+        for i in range(0, len(view), width):
+            self._fill(entry, view[i : i + width], at)
+            at += stride
+
+    def _check_span(self, entry: Entry, start: int, size: int) -> None:
+        if start < 0 or start + size > entry.nbytes:
             raise UsageError(
-                f"a read beyond tensor {name!r}",
+                f"a read beyond tensor {entry.name!r}",
                 where=self.path,
-                got=f"bytes {start} to {start + len(view)}",
+                got=f"bytes {start} to {start + size}",
                 wanted=f"within 0 to {entry.nbytes}",
             )
-        at = entry.offset + start
+
+    def _fill(self, entry: Entry, view: memoryview, at: int) -> None:
+        """Read bytes of the file from ``at`` on, as many as the view takes."""
         while len(view):
             try:
                 done = os.preadv(self._fd, [view], at)
@@ -106,7 +127,7 @@ class Reader:
                 raise unreadable(error, self.path) from error
             if done == 0:
                 raise HeaderError(
-                    f"the file ends inside tensor {name!r}: it shrank after it was opened",
+                    f"the file ends inside tensor {entry.name!r}: it shrank after it was opened",
                     where=self.path,
                     got=f"{at} bytes",
                     wanted=f"{self.header.file_size} bytes",
