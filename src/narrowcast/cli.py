@@ -181,7 +181,9 @@ def _answer(args: argparse.Namespace, page: list[str], facts: dict[str, Any]) ->
 
         print(record(args.verb, facts))
     else:
-        print("\n".join(page))
+        from narrowcast.report.tables import printable
+
+        print("\n".join(printable(line) for line in page))
     return 0
 
 
@@ -199,8 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except NarrowcastError as error:
         return _failed(str(error), error.exit_code, debug)
-    except KeyboardInterrupt:
-        return _failed("interrupted", INTERRUPTED, debug=False)
+    except KeyboardInterrupt as stopped:
+        way_on = f"\n  remedy: {stopped}" if str(stopped) else ""
+        return _failed(f"interrupted{way_on}", INTERRUPTED, debug=False)
     except BrokenPipeError:
         # The reader went away (head, less); the interpreter would complain once more on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -217,10 +220,10 @@ def _failed(text: str, code: int, debug: bool) -> int:
         import traceback
 
         traceback.print_exc()
-    lines = f"narrowcast: error: {text}".splitlines()
-    if sys.stderr.isatty():
-        from narrowcast.report.tables import hanging
+    from narrowcast.report.tables import hanging, printable
 
+    lines = [printable(line) for line in f"narrowcast: error: {text}".split("\n")]
+    if sys.stderr.isatty():
         lines = [part for line in lines for part in hanging(line)]
     print("\n".join(lines), file=sys.stderr)
     return code

@@ -320,3 +320,44 @@ def test_planning_time_does_not_grow_with_the_square_of_the_layers(tmp_path: Pat
     others = [f"model.layers.{i}.self_attn.q_proj" for i in range(58)]
     assert targets(experts, [*experts, *others]) == [r"re:^model\.layers\.\d+\.mlp\.experts\.\d+\.up_proj$"]
     assert targets(experts[1:], [*experts, *others]) == experts[1:]
+
+
+# --- recipes and patterns
+
+
+DEEP = 5000
+BAD_RECIPES = {
+    "yaml that holds itself": ("r.yaml", "quant_stage: &a\n  x_stage: *a\n"),
+    "deep yaml": ("r.yaml", "a: " + "[" * DEEP + "]" * DEEP),
+    "deep toml": ("r.toml", "default = " + "[" * DEEP + "]" * DEEP),
+    "a regular expression too large": ("r.toml", '[[rule]]\nmatch = "re:a{99999999999}"\nkeep = true\n'),
+    "a regular expression too deep": ("r.toml", f'[[rule]]\nmatch = "re:{"(" * DEEP}{")" * DEEP}"\nkeep = true\n'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(BAD_RECIPES))
+def test_recipes_that_exhaust_a_parser(tmp_path: Path, case: str) -> None:
+    name, text = BAD_RECIPES[case]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        plan(small(tmp_path / "m"), tmp_path / "out", recipe=tmp_path / name)
+    assert name in str(refusal.value.where)
+
+
+def test_names_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from narrowcast.cli import main
+
+    model = toys.write(
+        tmp_path / "m",
+        toys.weights({f"a\x1b]0;title\x07{c}.weight": (64, 128) for c in "\n\r\x9b\u202e\x7f"}),
+        {},
+    )
+    assert main(["quantize", str(model), str(tmp_path / "out"), "--preset", "int8"]) == 0
+    assert main(["inspect", str(model)]) == 0
+    assert (
+        main(["quantize", str(model), str(tmp_path / "out2"), "--preset", "int8", "--ignore", "a\x1b"]) == 2
+    )
+    output = capsys.readouterr()
+    for text in (output.out, output.err):
+        assert all(character.isprintable() for character in text.replace("\n", ""))
+    assert "title\ufffd" in output.out

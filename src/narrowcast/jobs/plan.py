@@ -117,7 +117,7 @@ class Plan:
             max(u.source.shape[1] * u.carrier.itemsize * u.how.row_multiple, u.source.chunk_bytes)
             for u in self.units
         )
-        return (300 << 20) + 6 * chunk * Workers.count_of(self.workers)
+        return (350 << 20) + 6 * chunk * Workers.count_of(self.workers)
 
     @property
     def formats(self) -> dict[str, int]:

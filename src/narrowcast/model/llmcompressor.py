@@ -49,9 +49,11 @@ def read(text: str, path: str = "recipe.yaml") -> Recipe:
         ) from None
     try:
         document = yaml.safe_load(text)
+        modifiers = list(_modifiers(document, path))
     except yaml.YAMLError as error:
         raise UsageError("the recipe is not YAML", where=path, got=" ".join(str(error).split())) from None
-    modifiers = list(_modifiers(document, path))
+    except RecursionError:
+        raise UsageError("the recipe nests without end", where=path) from None
     if not modifiers:
         raise UsageError("the recipe has no QuantizationModifier", where=path)
     ignores = {tuple(_strings(m.get("ignore", []), "ignore", path)) for m in modifiers}

@@ -43,7 +43,7 @@ class Pattern:
         if text.startswith("re:"):
             try:
                 return cls(text, "regex", re.compile(text[3:]))
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise UsageError(
                     f"the pattern {text!r} is not a regular expression", where=where, got=error
                 ) from None

@@ -80,7 +80,7 @@ class Recipe:
         """Read the TOML form; ``path`` is only for messages. Raises ``UsageError`` with the line."""
         try:
             table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise UsageError("the recipe is not TOML", where=path, got=error) from None
         _only(table, _TOP_KEYS, path)
         default = table.get("default")

@@ -25,6 +25,12 @@ def terminal_width() -> int:
     return max(get_terminal_size((80, 24)).columns, 40)
 
 
+def printable(line: str) -> str:
+    """A line whose every character is shown and takes its place: names come from files that anybody wrote, and
+    what they hold of control characters would move the cursor, retitle the window or reverse the text."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in line)
+
+
 def table(
     titles: Sequence[str],
     rows: Iterable[Sequence[str]],
