@@ -215,3 +215,26 @@ def test_a_kept_partial_output_is_announced(tmp_path: Path, model: Path) -> None
     assert partial_path(tmp_path / "out").exists()
     with pytest.raises(UsageError, match="--resume"):
         quantize(model, tmp_path / "out", "int8")
+
+
+@pytest.mark.parametrize("change", ["touched", "removed"])
+def test_a_source_that_changes_under_the_run_gives_no_result(tmp_path: Path, change: str) -> None:
+    model = toys.llama(tmp_path / "m", shards=2)
+    shard = model / "model-00001-of-00002.safetensors"
+
+    class Changing:
+        def __init__(self, total: int, label: str) -> None:
+            pass
+
+        def advance(self, n: int) -> None:
+            if change == "touched":
+                os.utime(shard, (1, 1))
+            else:
+                shard.unlink(missing_ok=True)
+
+        def done(self) -> None:
+            pass
+
+    with pytest.raises(NarrowcastError, match=r"changed|gone"):
+        quantize(model, tmp_path / "out", "int8", progress=Changing)
+    assert not list(tmp_path.glob("out*"))

@@ -191,12 +191,7 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
     make = progress or Silent
     started = time.perf_counter()
     with Checkpoint.open(plan.root) as checkpoint:
-        if source_identity(checkpoint) != plan.source:
-            raise InputError(
-                "the source changed after it was planned",
-                where=plan.root,
-                remedy="wait for its download or copy to end, and plan again",
-            )
+        _check_unchanged(plan, checkpoint)
         output = Output.begin(
             plan.place, plan.job(), forecast=plan.forecast_bytes, resume=resume, source=checkpoint.root
         )
@@ -205,10 +200,11 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
                 work = Work(plan, checkpoint, output, pool, make)
                 work.shards()
                 work.side_files()
+                _check_unchanged(plan, checkpoint)  # a result of two sources would look like one of either
                 output.commit(plan.config)
         except BaseException as error:
             # What no second run can mend leaves nothing behind; everything else can be resumed.
-            lost = isinstance(error, (NonFiniteError, RangeError, CheckFailed, UsageError))
+            lost = isinstance(error, (NonFiniteError, RangeError, CheckFailed, SourceChanged, UsageError))
             output.abort(keep=not lost)
             if not lost:
                 _tell_of_resuming(error)
@@ -226,6 +222,25 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
         reasons,
         "+".join(sorted(work.backends)),
     )
+
+
+class SourceChanged(InputError):
+    """The source is not the one that was planned for."""
+
+
+def _check_unchanged(plan: Plan, checkpoint: Checkpoint) -> None:
+    try:
+        seen = source_identity(checkpoint)
+    except OSError as error:
+        raise SourceChanged(
+            "a shard of the source is gone", where=error.filename, got=error.strerror
+        ) from None
+    if seen != plan.source:
+        raise SourceChanged(
+            "the source changed after it was planned",
+            where=plan.root,
+            remedy="wait for its download or copy to end, and start again",
+        )
 
 
 def _tell_of_resuming(error: BaseException) -> None:
