@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 import toys
 from narrowcast.errors import CheckpointError, NarrowcastError, StorageError, UsageError
 from narrowcast.jobs.quantize import plan, quantize, run
-from narrowcast.store.output import partial_path
+from narrowcast.store.places import partial_path
 
 
 @pytest.fixture
@@ -238,3 +240,31 @@ def test_a_source_that_changes_under_the_run_gives_no_result(tmp_path: Path, cha
     with pytest.raises(NarrowcastError, match=r"changed|gone"):
         quantize(model, tmp_path / "out", "int8", progress=Changing)
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_filesystem_without_locks_is_used_with_a_note(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Cluster filesystems are mounted without flock; there a second run is the only thing that goes unnoticed."""
+
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    result = quantize(model, tmp_path / "out", "int8")
+    assert any("cannot lock" in note for note in result.reasons)
+
+
+def test_a_filesystem_that_does_not_sync_directories_is_used(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = os.fsync
+
+    def files_only(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        honest(fd)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    quantize(model, tmp_path / "out", "int8")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file as load_torch
 import toys
 from narrowcast.errors import InputError, NonFiniteError, StorageError, UsageError
 from narrowcast.jobs.quantize import plan, quantize, run
-from narrowcast.store.output import partial_path
+from narrowcast.store.places import partial_path
 
 
 def digest(folder: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ from narrowcast.jobs.quantize import plan, quantize
 from narrowcast.jobs.stream import Slice, Workers, transpose
 from narrowcast.model.modules import Part
 from narrowcast.store.checkpoint import Checkpoint
-from narrowcast.store.output import partial_path
+from narrowcast.store.places import partial_path
 
 
 def descriptors() -> int:

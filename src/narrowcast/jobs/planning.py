@@ -31,7 +31,8 @@ from narrowcast.numbers.formats import Format, formats
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.config_text import edit_config
 from narrowcast.store.folder import some
-from narrowcast.store.output import needs_index, place
+from narrowcast.store.output import needs_index
+from narrowcast.store.places import place
 from narrowcast.store.writer import Spec, layout
 from narrowcast.tensors.presets import LinearScheme, presets
 from narrowcast.tensors.scaling import under_rule

@@ -16,7 +16,6 @@ Left out on purpose: writing into a directory that exists. An empty one is taken
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -28,6 +27,15 @@ from typing import Any, Self
 from narrowcast.errors import InputError, StorageError, UsageError
 from narrowcast.store.folder import CONFIG, INDEX, some
 from narrowcast.store.header import read_header
+from narrowcast.store.places import (
+    check_absent,
+    check_place,
+    lock,
+    make_partial,
+    no_partial,
+    partial_path,
+    place,
+)
 from narrowcast.store.writer import Spec, Writer, free_bytes, layout, storage_error, sync_directory
 
 MARGIN = 16 * 2**20  # bytes kept free beyond the forecast, for the filesystem's own tables
@@ -64,13 +72,15 @@ class Output:
         is at work on it, or the partial output belongs to another job.
         """
         path = place(out)
-        _check_place(path, Path(source))
-        _check_absent(path)
+        check_place(path, Path(source))
+        check_absent(path)
         partial = partial_path(path)
-        begun = _make_partial(partial, forecast, resume)
-        output = cls(path, _lock(partial))
+        begun = make_partial(partial, forecast, resume)
+        held, note = lock(partial)
+        output = cls(path, held)
+        output.notes += [note] if note else []
         try:
-            _check_absent(path)  # again: until the lock was ours another process could finish it
+            check_absent(path)  # again: until the lock was ours another process could finish it
             output._adopt(json.loads(_canonical(job)))
             output._check_space(forecast)
             output._check_final_step()
@@ -193,7 +203,7 @@ class Output:
         if not self.staging.exists():
             strangers = sorted(set(os.listdir(self.partial)) - {"job.json", "job.json.tmp"})
             if strangers:  # commit removes the directory, so it must not be anybody else's
-                raise _no_partial(self.partial, some(strangers))
+                raise no_partial(self.partial, some(strangers))
             temporary = record.with_name("job.json.tmp")
             try:
                 temporary.write_bytes(_canonical(job))
@@ -275,103 +285,9 @@ class Output:
         return {"metadata": {"total_size": total}, "weight_map": dict(sorted(table.items()))}
 
 
-def place(out: str | os.PathLike[str]) -> Path:
-    """Where ``out`` is: absolute, with the links and dots in front of its name resolved as the system does."""
-    path = Path(out)
-    if path.name in ("", ".."):
-        return Path(os.path.realpath(path))
-    return Path(os.path.realpath(path.parent)) / path.name
-
-
 def needs_index(shards: Sequence[str]) -> bool:
     """Whether shards of these names need an index; loaders find model.safetensors alone without one."""
     return bool(shards) and list(shards) != [_ONE_FILE]
-
-
-def partial_path(out: Path) -> Path:
-    """Where an unfinished output waits."""
-    return out.with_name(out.name + ".partial")
-
-
-def _check_place(out: Path, source: Path) -> None:
-    if not out.name:
-        raise UsageError("the output must be a directory that can be created", got=str(out))
-    original, target = Path(os.path.realpath(source)), Path(os.path.realpath(out))
-    for place in (target, partial_path(target)):
-        if place == original:
-            raise UsageError("the output is the source itself", where=out, remedy="choose another directory")
-        if original in place.parents or place in original.parents:
-            side = "inside the source" if original in place.parents else "around the source"
-            raise UsageError(
-                f"the output lies {side}",
-                where=out,
-                got=f"source {source}",
-                remedy="choose another directory",
-            )
-    if not os.path.isdir(out.parent):
-        raise UsageError(
-            "the parent of the output does not exist, is no directory or cannot be entered",
-            where=out.parent,
-            remedy="choose another place" if os.path.lexists(out.parent) else f"mkdir -p {out.parent}",
-        )
-
-
-def _check_absent(out: Path) -> None:
-    if not os.path.lexists(out):
-        return
-    try:
-        if os.path.isdir(out) and not os.path.islink(out) and not os.listdir(out):
-            return
-    except OSError:  # not even listable, so not an empty directory to take over
-        pass
-    raise UsageError("the output exists already", where=out, remedy="choose another name, or remove it first")
-
-
-def _make_partial(partial: Path, forecast: int, resume: bool) -> bool:
-    """Make the partial directory; True when it was there before, which only ``resume`` allows."""
-    try:
-        partial.mkdir()
-        return False
-    except FileExistsError:
-        if not resume:
-            raise UsageError(
-                "a partial output is here: an earlier run was interrupted, or another one is running",
-                where=partial,
-                remedy=f"--resume to continue it, or remove {partial}",
-            ) from None
-        return True
-    except OSError as error:
-        raise storage_error(error, partial, forecast) from error
-
-
-def _lock(partial: Path) -> int:
-    """A descriptor that locks the partial output until it is closed, however the process ends."""
-    try:
-        fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise _no_partial(partial, "a file or a link") from None
-        raise storage_error(error, partial, 0) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.stat(partial).st_ino == os.fstat(fd).st_ino:
-            return fd
-    except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.ENOENT):
-            os.close(fd)
-            raise StorageError(
-                "the partial output cannot be locked", where=partial, got=error.strerror
-            ) from error
-    os.close(fd)
-    raise StorageError(
-        "another process is writing this output", where=partial, remedy="wait for it, or stop it"
-    )
-
-
-def _no_partial(partial: Path, got: str) -> StorageError:
-    return StorageError(
-        "this is not a partial output", where=partial, got=got, wanted="a directory", remedy="move it away"
-    )
 
 
 def _canonical(job: Mapping[str, Any]) -> bytes:

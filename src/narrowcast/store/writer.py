@@ -268,10 +268,13 @@ def as_bytes(data: Any) -> memoryview:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable, so that a rename survives a power cut."""
+    """Make the names in a directory durable, so that a rename survives a power cut; where the filesystem can."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
     finally:
         os.close(fd)
 
