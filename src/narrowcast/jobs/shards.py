@@ -28,9 +28,8 @@ from narrowcast.store.writer import Writer
 from narrowcast.tensors.metrics import Errors
 from narrowcast.tensors.scaling import outer_scale
 
-BATCH_BYTES = (
-    256 << 20
-)  # source bytes whose maxima are found before they are quantized, so the second read is cached
+# Source bytes whose maxima are found before they are quantized, so that the second read finds them cached.
+BATCH_BYTES = 256 << 20
 COPY_BYTES = 4 << 20
 
 
