@@ -14,10 +14,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
-from narrowcast.errors import NarrowcastError, UsageError
+from narrowcast.errors import NarrowcastError, StorageError, UsageError
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
 
@@ -179,11 +179,18 @@ def _answer(args: argparse.Namespace, page: list[str], facts: dict[str, Any]) ->
     if args.json:
         from narrowcast.report.records import record
 
-        print(record(args.verb, facts))
+        text = record(args.verb, facts)
     else:
         from narrowcast.report.tables import printable
 
-        print("\n".join(printable(line) for line in page))
+        text = "\n".join(printable(line) for line in page)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard(sys.stdout)
+        raise StorageError("standard output cannot be written", got=error.strerror) from None
     return 0
 
 
@@ -191,28 +198,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; nothing but ``--help`` and ``--version`` exits by itself."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without a sign for a rule gets a question mark
     try:
         check_verb(arguments)
         args = parsers(RUNS)["narrowcast"].parse_args(joined(arguments))
-        code = int(args.run(args))
-        sys.stdout.flush()
-        return code
+        return int(args.run(args))
     except NarrowcastError as error:
         return _failed(str(error), error.exit_code, debug)
     except KeyboardInterrupt as stopped:
         way_on = f"\n  remedy: {stopped}" if str(stopped) else ""
         return _failed(f"interrupted{way_on}", INTERRUPTED, debug=False)
     except BrokenPipeError:
-        # The reader went away (head, less); the interpreter would complain once more on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)  # the reader went away (head, less)
         return BROKEN_PIPE
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         return _failed(
             f"{text}\n  remedy: run with --debug for the traceback, and report it", BAD_INPUT, debug
         )
+
+
+def _open_closed_streams() -> None:
+    """Give closed standard streams to nobody: the next file that is opened would get their number, and with it
+    all that is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _discard(stream: TextIO) -> None:
+    """Let a stream that failed end in nothing, or the interpreter complains once more on exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _failed(text: str, code: int, debug: bool) -> int:
@@ -225,5 +249,8 @@ def _failed(text: str, code: int, debug: bool) -> int:
     lines = [printable(line) for line in f"narrowcast: error: {text}".split("\n")]
     if sys.stderr.isatty():
         lines = [part for line in lines for part in hanging(line)]
-    print("\n".join(lines), file=sys.stderr)
+    try:
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    except OSError:  # nobody to tell; the exit code still says it
+        _discard(sys.stderr)
     return code

@@ -9,6 +9,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -268,3 +269,28 @@ def test_a_filesystem_that_does_not_sync_directories_is_used(
 
     monkeypatch.setattr(os, "fsync", files_only)
     quantize(model, tmp_path / "out", "int8")
+
+
+# --- closed and full standard streams
+
+
+def shell(command: str, cwd: Path) -> int:
+    program = f"{sys.executable} -m narrowcast"
+    return subprocess.run(["bash", "-c", command.replace("narrowcast", program, 1)], cwd=cwd).returncode
+
+
+@pytest.mark.parametrize("streams", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_fail_the_job_or_end_up_in_its_files(
+    tmp_path: Path, model: Path, streams: str
+) -> None:
+    """The next file that is opened gets the number of a closed stream, and with it all that is printed there."""
+    quantize(model, tmp_path / "fresh", "int8")
+    assert shell(f"narrowcast quantize m out --preset int8 {streams}", tmp_path) == 0
+    for path in (tmp_path / "fresh").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+def test_a_full_standard_output_is_no_riddle(tmp_path: Path) -> None:
+    assert shell("narrowcast presets >/dev/full 2>err", tmp_path) == 3
+    assert "standard output cannot be written" in (tmp_path / "err").read_text()
+    assert shell("narrowcast inspect nowhere 2>/dev/full", tmp_path) == 2

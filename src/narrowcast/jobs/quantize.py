@@ -156,10 +156,10 @@ def _recipe(
         return recipe, "recipe"
     path = Path(recipe)
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # whatever the locale is; some editors put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("the recipe cannot be read", where=path, got=str(error)) from None
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix.lower() in (".yaml", ".yml"):
         return Recipe.from_llmcompressor(text, str(path)), path.name
     return Recipe.from_toml(text, str(path)), path.name
 
