@@ -123,16 +123,18 @@ def lines(results: dict[str, dict[str, dict[str, Any]]], elements: int) -> list[
 
 
 def verdicts(results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    """Each limit beside what was measured."""
+    """Each limit beside what was measured: against the fastest peer, and where that one is compiled by
+    torch, also against the fastest library as it is called."""
     found = []
     for row, (times, peer) in TARGETS.items():
-        contestants = results.get(row, {})
-        done = {n: statistics.median(c["seconds"]) for n, c in contestants.items() if c["seconds"]}
+        done = {n: statistics.median(c["seconds"]) for n, c in results.get(row, {}).items() if c["seconds"]}
         ours = done.pop("narrowcast", None)
-        against = done.get(peer) if peer else min(done.values(), default=None)
-        if ours and against:
-            name = peer or min(done, key=lambda n: done[n])
-            found.append(verdict(f"{row}, times {name}", against / ours, times, True))
+        if not done or not ours:
+            continue
+        plain = [n for n in done if "compile" not in n]
+        names = [peer] if peer else [min(done, key=done.__getitem__), min(plain, key=done.__getitem__)]
+        for name in dict.fromkeys(names):
+            found.append(verdict(f"{row}, times {name}", done[name] / ours, times, True))
     return found
 
 
