@@ -122,6 +122,15 @@ def test_derived_numbers_follow_from_the_typed_layout(name: str) -> None:
             assert fmt.spacing(-float(x)) == above - here
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_spacing_beyond_the_range_is_the_widest_one(name: str) -> None:
+    fmt, values = formats[name], list(LAYOUTS[name].values)
+    top = values[-1] if fmt.name == "e8m0" else values[-1] - values[-2]
+    assert fmt.spacing(fmt.max * 8) == fmt.spacing(-fmt.max * 2.0**20) == fmt.spacing(fmt.max) == top
+    if fmt.smallest_subnormal:
+        assert fmt.spacing(0.0) == fmt.spacing(fmt.smallest / 1024) == fmt.smallest
+
+
 def test_bits_by_field() -> None:
     assert formats["e4m3fn"].fields(0b01111110) == "0 1111 110"
     assert formats["e8m0"].fields(127) == "01111111"

@@ -168,6 +168,7 @@ def test_outer_rules() -> None:
     for rule, reach in (("amax", 2688.0), ("four_over_six", 1536.0)):
         changed = replace(scheme, scales=(scheme.inner, replace(scheme.scales[1], rule=rule)))
         assert outer_scale(np.full((1, 1), 3.7, np.float32), changed) == np.float32(np.float32(3.7) / reach)
+        assert outer_scale(np.zeros((1, 1), np.float32), changed) == 1
     assert outer_scale(np.full((1, 1), 896.0, np.float32), schemes["fp8_tensor"]) == 2.0
 
 

@@ -9,9 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from narrowcast.kernels.reference.quantize import quantize
-from narrowcast.tensors.scaling import POWER_RULES, reduce_tiles, spread
+from narrowcast.tensors.scaling import POWER_RULES, power_of_two_codes, reduce_tiles, spread
 from narrowcast.tensors.schemes import Scheme, schemes, tile_grid
-from reference.loops import over_tiles, quantize_by_loops, tile_of
+from reference.fractions_oracle import LAYOUTS
+from reference.loops import over_tiles, power_of_two, quantize_by_loops, tile_of
 
 RAGGED = ((3, 70), (2, 3, 33), (1, 1), (130, 2), (1, 300))
 TILES = ((0, 0), (1, 0), (0, 1), (1, 32), (1, 128), (2, 2), (128, 128), (3, 0), (0, 7), (1, 1), (5, 16))
@@ -57,6 +58,22 @@ def test_every_scheme(name: str) -> None:
 @pytest.mark.parametrize("rule", [*POWER_RULES[:-1], "bump(1.75)", "bump(1.8125)", "bump(1)", "bump(2)"])
 def test_every_power_of_two_rule(name: str, rule: str) -> None:
     same_as_loops(hard_weight((2, 70), 3), schemes[name].with_rule(rule))
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxint8"])
+@pytest.mark.parametrize("rule", [*POWER_RULES[:-1], "bump(1.75)", "bump(1.8125)"])
+def test_thresholds_of_the_power_of_two_rules(name: str, rule: str) -> None:
+    """Maxima on, one unit below and one unit above every threshold, in three binades and at the format's ends."""
+    scheme = schemes[name].with_rule(rule)
+    element = LAYOUTS[scheme.element.name]
+    top = float(element.highest)
+    marks = [1.0, 1.5, 1.75, 1.8125, 1.875, 1.9375, 1.96875, 1.9921875, top / 2.0**scheme.element.emax]
+    exact = np.array([mark * 2.0**e for mark in marks for e in (-126, 0, 5, 127)], np.float32)
+    for side in (np.float32(0), np.float32(np.inf)):
+        exact = np.unique(np.concatenate([exact, np.nextafter(exact, side)]))
+    exact = exact[np.isfinite(exact) & (exact > 0)]
+    got = power_of_two_codes(exact, rule, scheme.element)
+    assert got.tolist() == [power_of_two(float(amax), rule, element) for amax in exact]
 
 
 @pytest.mark.slow
