@@ -1,7 +1,9 @@
 """narrowcast's kernels on the same weight, as a worker of kernels.py: python kernels_ours.py WEIGHT ROWS
 COLUMNS THREADS.
 
-Chunks of rows of 1 MiB go to threads, as in the quantize job; results are kept until the call ends.
+Runs of rows of 16 MiB go to threads and the results are kept until the call ends, as the peers keep theirs. (The
+quantize job uses chunks of 1 MiB whose results are written and dropped; kept, a thousand small results would
+measure page faults, where the large arrays of all contestants come in huge pages.)
 NVFP4 makes two passes, since its outer scale needs the amax of the whole tensor. memcpy is numpy's copy of
 the same weight by the same threads, for scale.
 """
@@ -31,7 +33,7 @@ PRESETS = {
     "mxfp4": "mxfp4a16",
 }
 BF16 = formats["bf16"]
-CHUNK = 1 << 20
+CHUNK = 16 << 20
 
 
 class Weight:
