@@ -361,3 +361,29 @@ def test_names_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFix
     for text in (output.out, output.err):
         assert all(character.isprintable() for character in text.replace("\n", ""))
     assert "title\ufffd" in output.out
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_stacks_that_cannot_be_split_are_kept_as_advised(tmp_path: Path, layers: int) -> None:
+    """An unknown family's experts: all layers of them at once, with all that they bind."""
+    shapes = {
+        f"model.layers.{layer}.{name}": shape
+        for layer in range(layers)
+        for name, shape in {
+            "mlp.experts.gate_up_proj": (2, 64, 32),
+            "mlp.experts.down_proj": (2, 32, 32),
+            "self_attn.o_proj.weight": (32, 32),
+        }.items()
+    }
+    model = toys.write(tmp_path / "m", toys.weights(shapes), {"model_type": "new", "hidden_size": 32})
+    with pytest.raises(UsageError, match="cannot be quantized as it is stored") as refusal:
+        plan(model, tmp_path / "out", "int8")
+    plan(model, tmp_path / "out", "int8", ignore=flags(refusal.value))
+
+
+def test_a_group_torn_apart_is_told_how_to_stay_whole(tmp_path: Path) -> None:
+    model = small(tmp_path / "m")
+    with pytest.raises(UsageError, match="fused group differs") as refusal:
+        plan(model, tmp_path / "out", "int8", ignore=[K])
+    assert set(flags(refusal.value)) == {Q, K, V}
+    plan(model, tmp_path / "out", "int8", ignore=flags(refusal.value))

@@ -19,10 +19,10 @@ import numpy as np
 
 from narrowcast.containers import compressed_tensors as container
 from narrowcast.errors import InputError, UsageError
-from narrowcast.jobs.keeping import keep_flags
 from narrowcast.jobs.plan import CARD, RECORD, Copy, Plan, Shard, Unit, source_identity
 from narrowcast.jobs.stream import Slice
 from narrowcast.model.fused import fused_groups
+from narrowcast.model.keeping import keep_flags
 from narrowcast.model.modules import Module, modules
 from narrowcast.model.recipe import Recipe
 from narrowcast.model.resolve import Assignment, Resolved, Target, resolve

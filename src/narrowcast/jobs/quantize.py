@@ -20,11 +20,11 @@ from typing import Any
 
 from narrowcast.containers import compressed_tensors as container
 from narrowcast.errors import InputError, NarrowcastError, NonFiniteError, RangeError, UsageError
-from narrowcast.jobs.keeping import keep_patterns
 from narrowcast.jobs.plan import Plan, source_identity
 from narrowcast.jobs.planning import make_plan
 from narrowcast.jobs.shards import CheckFailed, Work, backend_of, scan_units
 from narrowcast.jobs.stream import ProgressFactory, Silent, Workers
+from narrowcast.model.keeping import keep_patterns
 from narrowcast.model.patterns import Pattern
 from narrowcast.model.recipe import Line, Recipe
 from narrowcast.store.checkpoint import Checkpoint

@@ -16,11 +16,11 @@ import numpy as np
 
 from narrowcast.containers import compressed_tensors as container
 from narrowcast.errors import InputError, NonFiniteError, RangeError, StorageError
-from narrowcast.jobs.keeping import keep_flags
 from narrowcast.jobs.plan import CARD, RECORD, Copy, Plan, Shard, Unit
 from narrowcast.jobs.record import model_card, record
 from narrowcast.jobs.stream import Progress, ProgressFactory, Silent, Workers, chunks
 from narrowcast.kernels import Backend, Scan, choose
+from narrowcast.model.keeping import keep_flags
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.output import Output
 from narrowcast.store.safetensors import Reader

@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from narrowcast.errors import UsageError
-from narrowcast.model.fused import expert_stacks, fused_groups
+from narrowcast.model.fused import fused_groups
+from narrowcast.model.keeping import expert_groups, keep_flags
 from narrowcast.model.modules import Module
 from narrowcast.model.patterns import near_misses
 from narrowcast.model.recipe import Line, Recipe, TargetKind
@@ -134,6 +135,7 @@ def resolve(
         for line, target, hits in zip(recipe.lines, targets, matched, strict=True)
     ]
     assignments = tuple(_assign(m, recipe, targets, takes, default) for m in modules)
+    _refuse_problems(assignments)
     taken = [0] * len(recipe.lines)
     for assigned in assignments:
         index = _first(assigned.module, takes)
@@ -143,7 +145,7 @@ def resolve(
     _agree(assignments, groups, "fused group differs", "engines load these as one layer with one scheme")
     _agree(
         assignments,
-        _stacks(modules),
+        expert_groups(modules),
         "experts of one layer differ",
         "engines run the experts of a layer as one",
     )
@@ -153,23 +155,6 @@ def resolve(
     )
     unknown = tuple(m.name for m in modules if not m.known)
     return Resolved(assignments, matches, tuple(groups), unknown)
-
-
-def bound(modules: Sequence[Module], names: Iterable[str]) -> list[str]:
-    """``names`` and every module that must have the target of one of them, in the order of the modules."""
-    found = set(names)
-    groups = [*fused_groups(m.name for m in modules), *_stacks(modules)]
-    size = 0
-    while size != len(found):
-        size = len(found)
-        for group in groups:
-            if not found.isdisjoint(group):
-                found.update(group)
-    return [m.name for m in modules if m.name in found]
-
-
-def _stacks(modules: Sequence[Module]) -> list[tuple[str, ...]]:
-    return expert_stacks(m.name for m in modules if m.role is Role.EXPERT)
 
 
 def _target(
@@ -273,14 +258,19 @@ def _assign(
             return Assignment(module, None, passed or "no line of the recipe takes it")
     if target is None:
         return Assignment(module, None, f"kept by {why}")
-    if module.problem is not None:
-        raise UsageError(
-            f"{module.name} cannot be quantized as it is stored",
-            where=module.tensor,
-            got=module.problem,
-            remedy=f"keep it: --ignore {module.name}, or 're:.*experts.*' for all layers",
-        )
     return Assignment(module, target, why)
+
+
+def _refuse_problems(assignments: Sequence[Assignment]) -> None:
+    wrong = [a.module for a in assignments if a.target is not None and a.module.problem is not None]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise UsageError(
+            f"{wrong[0].name} cannot be quantized as it is stored",
+            where=wrong[0].tensor + more,
+            got=wrong[0].problem,
+            remedy=f"keep it: {keep_flags([a.module for a in assignments], [m.name for m in wrong])}",
+        )
 
 
 def _passed_over(module: Module, recipe: Recipe, targets: Sequence[Target | None]) -> str | None:
@@ -315,7 +305,8 @@ def _agree(
                     where=f"{first.module.name} and {other.module.name}",
                     got=f"{_spoken(first)} and {_spoken(other)}",
                     wanted=f"one target: {reason}",
-                    remedy="name all of them in the same line of the recipe",
+                    remedy="name all of them in the same line of the recipe, or keep all of them: "
+                    + keep_flags([a.module for a in assignments], [first.module.name]),
                 )
 
 

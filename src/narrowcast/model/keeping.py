@@ -11,12 +11,31 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from narrowcast.containers.compressed_tensors import targets
+from narrowcast.model.fused import expert_stacks, fused_groups
 from narrowcast.model.modules import Module
 from narrowcast.model.patterns import Pattern
-from narrowcast.model.resolve import bound
+from narrowcast.model.roles import Role
 
 _SHOWN = 8  # flags in one message
 _FEW = 3  # names that are written out before their common path is
+
+
+def bound(modules: Sequence[Module], names: Iterable[str]) -> list[str]:
+    """``names`` and every module that must have the target of one of them, in the order of the modules."""
+    found = set(names)
+    groups = [*fused_groups(m.name for m in modules), *expert_groups(modules)]
+    size = 0
+    while size != len(found):
+        size = len(found)
+        for group in groups:
+            if not found.isdisjoint(group):
+                found.update(group)
+    return [m.name for m in modules if m.name in found]
+
+
+def expert_groups(modules: Sequence[Module]) -> list[tuple[str, ...]]:
+    """The names of the routed experts of each layer."""
+    return expert_stacks(m.name for m in modules if m.role is Role.EXPERT)
 
 
 def keep_patterns(modules: Sequence[Module], names: Iterable[str]) -> list[str]:
