@@ -6,10 +6,12 @@ import errno
 import json
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -294,3 +296,28 @@ def test_a_full_standard_output_is_no_riddle(tmp_path: Path) -> None:
     assert shell("narrowcast presets >/dev/full 2>err", tmp_path) == 3
     assert "standard output cannot be written" in (tmp_path / "err").read_text()
     assert shell("narrowcast inspect nowhere 2>/dev/full", tmp_path) == 2
+
+
+# --- kills
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_killed_again_and_again_ends_in_the_same_bytes(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    """The real command, stopped as soon as it has finished one more shard than before."""
+    model = toys.llama(tmp_path / "m", shards=3, hidden=256, inner=704)
+    quantize(model, tmp_path / "fresh", "nvfp4a16")
+    words = [sys.executable, "-m", "narrowcast", "quantize", "m", "out", "--preset", "nvfp4a16", "--resume"]
+    staging = partial_path(tmp_path / "out") / "model"
+    for shards in (1, 2):
+        with subprocess.Popen(
+            words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as running:
+            while running.poll() is None and len(list(staging.glob("*.safetensors"))) < shards:
+                time.sleep(0.001)
+            running.send_signal(how)
+    subprocess.run(words, cwd=tmp_path, stdout=subprocess.DEVNULL, check=not (tmp_path / "out").exists())
+    assert not partial_path(tmp_path / "out").exists()
+    for path in (tmp_path / "fresh").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
