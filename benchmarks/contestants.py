@@ -1,7 +1,7 @@
 """The commands that turn a checkpoint directory into a quantized one, ours and the peers'.
 
-llm-compressor is run on its model-free path, the faster of its two (the other one loads the model through
-transformers). llama.cpp's quantizer starts from a GGUF of the same tensors, made beforehand and not timed.
+llm-compressor is run on both of its paths, through a transformers model and model-free; limits compare with
+the faster. llama.cpp's quantizer starts from a GGUF of the same tensors, made beforehand and not timed.
 Embeddings and lm_head stay BF16 for every contestant.
 """
 
@@ -43,11 +43,14 @@ def narrowcast(source: Path, out: Path, preset: str, threads: int) -> Contestant
     return Contestant(f"narrowcast {preset}", (NARROWCAST, "quantize"), source, out, options)
 
 
-def llm_compressor(source: Path, out: Path, scheme: str, threads: int) -> Contestant:
-    """The model-free path; its workers each quantize one shard."""
-    return Contestant(
-        f"llm-compressor {scheme}", (PEERS, SCRIPTS / "ptq.py"), source, out, (scheme, str(threads))
-    )
+def llm_compressor(source: Path, out: Path, scheme: str, threads: int) -> list[Contestant]:
+    """Both of its paths; the model-free one has workers that each quantize a shard."""
+    name = f"llm-compressor {scheme}"
+    shards = (scheme, str(threads))
+    return [
+        Contestant(f"{name} oneshot", (PEERS, SCRIPTS / "oneshot.py"), source, out, (scheme,)),
+        Contestant(f"{name} model-free", (PEERS, SCRIPTS / "ptq.py"), source, out, shards),
+    ]
 
 
 def llama_cpp(gguf: Path, out: Path, kind: str, threads: int) -> Contestant:

@@ -4,8 +4,8 @@ here.
     python benchmarks/smollm2.py [MODEL] [--threads 2] [--rounds 5]
 
 MODEL is the BF16 directory that the demo makes. "cold" has an empty kernel cache, so that every kernel is
-compiled; "warm" is any later run. llm-compressor runs once per scheme; llama.cpp starts from a GGUF of the
-same tensors.
+compiled; "warm" is any later run. llm-compressor runs once per scheme and path; llama.cpp starts from a GGUF
+of the same tensors.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
         *[narrowcast(model, out, preset, threads) for preset in PRESETS],
         *[llama_cpp(gguf, out_gguf, kind, threads) for kind in ("Q8_0", "Q4_0")],
     ]
-    slow = [llm_compressor(model, out, scheme, threads) for scheme in ("FP8_DYNAMIC", "NVFP4A16")]
+    slow = [c for scheme in ("FP8_DYNAMIC", "NVFP4A16") for c in llm_compressor(model, out, scheme, threads)]
     results = {**take_turns(fast, options.rounds, threads), **take_turns(slow, 1, threads), **first}
     rows = [
         [name, spread([r.seconds for r in runs]), f"{max(r.peak_mb for r in runs):.0f}", str(len(runs))]
