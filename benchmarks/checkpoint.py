@@ -36,14 +36,14 @@ TARGETS = {
 
 
 def rows(results: dict[str, list[Run]]) -> list[list[str]]:
-    """Table rows: who, seconds, factor over cp, of that the self-check, peak memory, runs."""
+    """Table rows: who, seconds, factor over cp, of that the self-check, peak memory in MB, runs."""
     copied = statistics.median(r.seconds for r in results["cp -r"])
     out = []
     for name, runs in results.items():
         seconds = [r.seconds for r in runs]
         checks = [check_seconds(r.output) for r in runs] if name.startswith("narrowcast") else []
         check = f"{statistics.median(checks):.2f}" if checks else ""
-        factor = f"{statistics.median(seconds) / copied:.2f}"
+        factor = f"{statistics.median(seconds) / copied:.1f}"
         peak = f"{max(r.peak_mb for r in runs):.0f}"
         out.append([name, spread(seconds), factor, check, peak, str(len(runs))])
     return out
@@ -94,7 +94,7 @@ def main() -> None:
     results = take_turns([*fast, *slow], min(options.slow_rounds, options.rounds), threads)
     for name, runs in take_turns(fast, options.rounds - options.slow_rounds, threads).items():
         results[name] += runs
-    head = ["who", "seconds (min-max)", "x cp", "check", "peak MB", "n"]
+    head = ["who", "seconds (min-max)", "x cp", "check", "MB", "n"]
     print(table(f"2.2 GB BF16 checkpoint, {threads} threads", head, rows(results)))
     print("\n".join(verdicts(results)))
     runs = {name: [[r.seconds, r.peak_mb] for r in found] for name, found in results.items()}
