@@ -1,9 +1,9 @@
 """narrowcast's kernels on the same weight, as a worker of kernels.py: python kernels_ours.py WEIGHT ROWS
 COLUMNS THREADS.
 
-Runs of rows of 16 MiB go to threads and the results are kept until the call ends, as the peers keep theirs. (The
-quantize job uses chunks of 1 MiB whose results are written and dropped; kept, a thousand small results would
-measure page faults, where the large arrays of all contestants come in huge pages.)
+Each thread takes one run of rows and the results are kept until the call ends, as the peers keep theirs. (The
+quantize job works on chunks of 1 MiB whose results are written and dropped; a thousand small results that are kept
+would measure page faults, where the large arrays of all contestants come in huge pages.)
 NVFP4 makes two passes, since its outer scale needs the amax of the whole tensor. memcpy is numpy's copy of
 the same weight by the same threads, for scale.
 """
@@ -33,7 +33,6 @@ PRESETS = {
     "mxfp4": "mxfp4a16",
 }
 BF16 = formats["bf16"]
-CHUNK = 16 << 20
 
 
 class Weight:
@@ -43,9 +42,9 @@ class Weight:
         self.bits, self.pool, self.threads = bits, pool, threads
 
     def parts(self, multiple: int) -> list[np.ndarray]:
-        """Runs of rows of about CHUNK bytes that begin on multiples of ``multiple``."""
-        rows, columns = self.bits.shape
-        height = max(CHUNK // (columns * 2) // multiple, 1) * multiple
+        """One run of rows for each thread, beginning on multiples of ``multiple``."""
+        rows = len(self.bits)
+        height = -(-rows // self.threads // multiple) * multiple
         return [self.bits[a : a + height] for a in range(0, rows, height)]
 
     def quantize(self, preset: str) -> list[Rows]:
