@@ -36,7 +36,7 @@ def scalar_types() -> ModuleType:
     path = scalar_type_file()
     if path is None or not path.is_file():
         pytest.skip(
-            "no vllm/scalar_type.py: make engine-setup unpacks it, or name it by NARROWCAST_VLLM_SCALAR_TYPE"
+            "no vllm/scalar_type.py: make engine-test installs it, or name it by NARROWCAST_VLLM_SCALAR_TYPE"
         )
     spec = importlib.util.spec_from_file_location("vllm_scalar_type", path)
     assert spec is not None
