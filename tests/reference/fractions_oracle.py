@@ -198,13 +198,21 @@ def cast_nan(layout: Layout, negative: bool) -> int:
 
 def encode(layout: Layout, x: float, rounding: str, overflow: str, noise: Fraction | None = None) -> Result:
     """The code of one float64 input."""
+    return encode_under(layout, x, rounding, (overflow,), noise)[overflow]
+
+
+def encode_under(
+    layout: Layout, x: float, rounding: str, overflows: tuple[str, ...], noise: Fraction | None = None
+) -> dict[str, Result]:
+    """The code of one float64 input under several overflow rules, rounded once."""
     negative = str(x).startswith("-")
     if x != x:
-        return Result(cast_nan(layout, negative), "nan")
+        return dict.fromkeys(overflows, Result(cast_nan(layout, negative), "nan"))
     if x in (float("inf"), float("-inf")):
-        return Result(_over(layout, negative, False, rounding, overflow), "inf")
+        return {rule: Result(_over(layout, negative, False, rounding, rule), "inf") for rule in overflows}
     exact = Fraction(x)
-    return finish(layout, exact, negative, layout.round(exact, rounding, noise), rounding, overflow)
+    rounded = layout.round(exact, rounding, noise)
+    return {rule: finish(layout, exact, negative, rounded, rounding, rule) for rule in overflows}
 
 
 def _layouts() -> dict[str, Layout]:
