@@ -38,6 +38,12 @@ def scaled(count: int, exponent: int) -> Fraction:
     return Fraction(count << exponent) if exponent >= 0 else Fraction(count, 1 << -exponent)
 
 
+def floor_log2(x: Fraction) -> int:
+    """The exponent of the binade that a positive x lies in."""
+    guess = x.numerator.bit_length() - x.denominator.bit_length()
+    return guess - (scaled(1, guess) > x)
+
+
 def code_set(text: str) -> frozenset[int]:
     """Codes from ``7D-7F FD-FF``, in hexadecimal."""
     codes: set[int] = set()
@@ -106,8 +112,7 @@ class Layout:
         """The spacing of the grid at a positive magnitude, as if the exponent field had no upper end."""
         if self.step is not None:
             return self.step
-        exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-        exponent -= Fraction(2) ** exponent > magnitude
+        exponent = floor_log2(magnitude)
         if self.subnormals:
             exponent = max(exponent, 1 - self.bias)
         return Fraction(2) ** (exponent - self.mantissa_bits)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.tensors.schemes import Scheme
-from reference.fractions_oracle import LAYOUTS, Layout, encode
+from reference.fractions_oracle import LAYOUTS, Layout, encode, floor_log2
 
 Index = tuple[int, ...]
 F = np.float32
@@ -41,12 +41,11 @@ def over_tiles(x: NDArray[Any], tile: tuple[int, int], what: Callable[[Any, Any]
 def power_of_two(amax: float, rule: str, layout: Layout) -> int:
     """The E8M0 byte of a nonzero tile, by comparing fractions."""
     exact, top = Fraction(amax), layout.highest
-    emax = max(e for e in range(-64, 64) if Fraction(2) ** e <= top)
-    floor_ = max(e for e in range(-160, 130) if Fraction(2) ** e <= exact)
+    emax, floor_ = floor_log2(top), floor_log2(exact)
     mantissa = exact / Fraction(2) ** floor_
     if rule == "rceil":
         # by its meaning: the smallest power of two under which amax does not exceed the largest value
-        exponent = min(e for e in range(-200, 140) if exact <= top * Fraction(2) ** e)
+        exponent = next(e for e in range(floor_ - emax - 2, 200) if exact <= top * Fraction(2) ** e)
     else:
         reached = {"floor": False, "ceil_log2": mantissa > 1}
         if rule == "even":
