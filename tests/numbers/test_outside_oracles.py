@@ -25,7 +25,7 @@ from gfloat import formats as gformats
 from numpy.typing import NDArray
 from packaging.version import Version
 
-from narrowcast.numbers.codec import decode_table, encode
+from narrowcast.numbers.codec import decode_table, encode, round_values
 from narrowcast.numbers.formats import Format, formats
 from reference.critical_points import critical_points, sixteen_bit_inputs
 from reference.fractions_oracle import LAYOUTS
@@ -189,6 +189,21 @@ def test_gfloat_rounds_and_encodes(name: str) -> None:
 def test_gfloat_decodes(name: str) -> None:
     theirs = decode_ndarray(GFLOAT[name], np.arange(1 << formats[name].bits))
     assert same_values(theirs, decode_table(formats[name])).all()
+
+
+@np.errstate(over="ignore")  # gfloat, on the far ends
+@pytest.mark.parametrize("rounding", GFLOAT_ROUNDINGS)
+def test_gfloat_binary32(rounding: str) -> None:
+    """Value rounding to fp32 around fp32 numbers, their midpoints, the subnormals and the overflow threshold."""
+    rng = np.random.default_rng(32)
+    bits = np.concatenate([rng.integers(0, 0x7F800000, 4000), np.arange(64), 0x7F7FFFFF - np.arange(64)])
+    low = bits.astype(np.uint32).view(np.float32).astype(np.float64)
+    step = np.exp2(np.maximum(np.floor(np.log2(np.maximum(low, 1e-300))), -126) - 23)
+    x = np.concatenate([low + share * step for share in (0, 0.25, 0.5, 0.75, 1)])
+    x = np.concatenate([x, np.nextafter(x, np.inf), np.nextafter(x, -np.inf), [np.inf, np.nan, 0.0]])
+    x = np.concatenate([x, -x])
+    theirs = round_ndarray(gformats.format_info_binary32, x, GFLOAT_ROUNDINGS[rounding], False)
+    assert same_values(theirs, round_values(x, formats["fp32"], rounding)).all()  # type: ignore[arg-type]
 
 
 def test_gfloat_e8m0_below_its_range() -> None:
