@@ -23,7 +23,6 @@ from narrowcast.tensors.schemes import (
     integer,
     parse_tile,
     schemes,
-    symmetric,
 )
 
 SHAPES = ((64, 256), (576, 1536), (3, 130, 72), (5, 33))
@@ -73,7 +72,6 @@ def test_rows_are_complete_and_names_unique() -> None:
         assert scheme.source
         assert scheme.inner is scheme.scales[0]
         assert scheme.arithmetic is ARITHMETICS["narrowcast"]
-        assert symmetric(scheme) == (scheme.zero is None)
         assert integer(scheme) == scheme.name.startswith(("int", "uint", "mxint"))
         assert scheme.group == scheme.inner.tile[1]
         assert schemes[scheme.name.upper().replace("_", "-")] is scheme

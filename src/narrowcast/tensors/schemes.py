@@ -269,11 +269,6 @@ class Schemes(Mapping[str, Scheme]):
 schemes = Schemes(ROWS)
 
 
-def symmetric(scheme: Scheme) -> bool:
-    """Whether the scheme has no zero point."""
-    return scheme.zero is None
-
-
 def integer(scheme: Scheme) -> bool:
     """Whether the elements are integers."""
     return scheme.element.kind is Kind.INT
