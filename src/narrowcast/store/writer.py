@@ -108,15 +108,19 @@ class Writer:
 
     ``write`` may be called from several threads, with chunks in any order. Leaving the ``with`` block without
     ``finish`` removes the temporary file. ``fallback`` says why the space could not be reserved, if it could
-    not.
+    not. ``places`` is the layout of a file of another format (GGUF), for the same tensors.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], specs: Sequence[Spec], metadata: Mapping[str, str] | None = None
+        self,
+        path: str | os.PathLike[str],
+        specs: Sequence[Spec],
+        metadata: Mapping[str, str] | None = None,
+        places: Layout | None = None,
     ) -> None:
         self.path = Path(path)
         self.temporary = self.path.with_name(self.path.name + ".tmp")
-        self.layout = layout(specs, metadata)
+        self.layout = layout(specs, metadata) if places is None else places
         self._widths = {spec.name: spec.dtype.carrier.itemsize for spec in specs}
         self.fallback: str | None = None
         self._written: dict[str, list[tuple[int, int]]] = {name: [] for name in self.layout.offsets}
