@@ -53,13 +53,20 @@ def fill(weight: torch.Tensor, seed: int) -> None:
     weight.copy_(values.to(weight.dtype))
 
 
+def named(model: Any) -> Any:
+    """What loading from a file would have left in the config."""
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = model.dtype
+    return model
+
+
 @torch.no_grad()
 def toy_model(dtype: torch.dtype = torch.bfloat16, config: LlamaConfig | None = None) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config or toy_config()).to(dtype).eval()
     for seed, parameter in enumerate(model.parameters()):
         if parameter.ndim >= 2:
             fill(parameter, seed)
-    return model
+    return named(model)
 
 
 def calibration(count: int = 4, length: int = 12, vocab: int = 32) -> Iterator[torch.Tensor]:
