@@ -37,7 +37,10 @@ from narrowcast.numbers.formats import (
     UINT4,
     Format,
     Kind,
+    formats,
 )
+
+E4M3FNUZ = formats["e4m3fnuz"]
 
 Tile = tuple[int, int]
 Shape = tuple[int, ...]
@@ -185,7 +188,7 @@ _FP8_LOADERS = "vLLM, SGLang, TensorRT-LLM, transformers"
 
 
 def _fp8_rows() -> Iterator[Scheme]:
-    """E4M3 under fp32 scales at every granularity, and under UE8M0 for DeepGEMM-style kernels."""
+    """E4M3 under fp32 scales at every granularity, under UE8M0 for DeepGEMM-style kernels, and AMD's E4M3FNUZ."""
     tiles: dict[str, Tile] = {
         "tensor": (0, 0), "channel": (1, 0), "token": (1, 0), "group128": (1, 128), "block128": (128, 128),
     }  # fmt: skip
@@ -195,6 +198,12 @@ def _fp8_rows() -> Iterator[Scheme]:
         scale = Scale(E8M0, tiles[word], "rceil")
         yield Scheme(
             f"fp8_{word}_ue8m0", E4M3FN, (scale,), None, OURS, "vLLM and SGLang on DeepGEMM", "DeepSeek V3.1"
+        )
+    for word in ("tensor", "channel", "block128"):
+        scale = Scale(FP32, tiles[word], "amax")
+        loads = "no engine's weight loader; MI300 computes in it, and engines convert E4M3FN while loading"
+        yield Scheme(
+            f"fp8_{word}_fnuz", E4M3FNUZ, (scale,), None, OURS, loads, "arXiv 2206.02915; AMD CDNA 3 ISA"
         )
 
 
