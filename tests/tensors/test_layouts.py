@@ -176,6 +176,17 @@ def test_a_stored_array_of_another_shape_is_refused() -> None:
         layout("marlin")
 
 
+@pytest.mark.parametrize(("m", "columns", "k"), [(0, 1, 0), (129, 9, 8), (300, 5, 2), (33, 4, 3)])
+@pytest.mark.parametrize("name", ["sf_128x4", "deepgemm_ue8m0", "deepgemm_fp32"])
+def test_the_formula_in_the_row_is_what_it_does(name: str, m: int, columns: int, k: int) -> None:
+    rows, how = 301, layouts[name]
+    terms, _, named = how.formula.partition(";")[0].partition(" ")[2].partition(", ")
+    constant, _, value = named.partition(" = ")
+    scope = {"m": m, "k": k, "rows": rows, "columns": columns}
+    scope[constant] = eval(value.replace("/", "//"), {}, scope)
+    assert how.offsets((rows, columns))[m, k] == eval(terms.replace("/", "//"), {}, scope)
+
+
 def test_every_row_says_where_it_is_defined() -> None:
-    assert all(how.source and how.pads for how in ROWS)
+    assert all(how.source and how.pads and how.formula for how in ROWS)
     assert len(layouts) == len(ROWS)

@@ -6,17 +6,11 @@ linear array to the stored one:
     swizzle     stored = 0; stored[offset(i)] = linear[i]
     unswizzle   linear[i] = stored[offset(i)]
 
-Offsets are distinct, so the two are exact inverses, and what no element maps to is padding, zero. With a / b
-rounded down, a // b rounded up, row m and scale column k of [M, C]:
+Offsets are distinct, so the two are exact inverses, and what no element maps to is padding, zero. The formula
+of each layout stands in its row, in C's integer arithmetic: m is a row and k a column of the linear array.
 
-    sf_128x4        (m/128 · C//4 + k/4) · 512 + m%32 · 16 + (m/32)%4 · 4 + k%4            bytes
-    deepgemm_ue8m0  ((k/4) · (M//4·4) + m) · 4 + k%4         bytes of little-endian int32 [C//4, M//4·4]
-    deepgemm_fp32   k · (M//4·4) + m                                                       floats
-    nvfp4_kv        [K data | K scales | V data | V scales]; scale s of V's token t, of S = D/16, lies at
-                    row t/4·4 + s/(S/4), column s%(S/4)·4 + t%4; scales of K, and data, stay where they are
-
-Left out: the token-major (NHD) KV page, which is the head-major one of an array whose two axes are exchanged;
-layouts of weights, which belong to single kernels (Marlin, CUTLASS mixed input) and change with them.
+Left out: token-major (NHD) KV pages, of which the linear one is ``nvfp4_kv_linear`` with heads and tokens
+exchanged; layouts of weights, which belong to single kernels (Marlin, CUTLASS mixed input) and change with them.
 """
 
 from __future__ import annotations
@@ -41,11 +35,13 @@ class Layout:
     """One hardware layout of arrays whose last ``axes`` axes form a unit; leading axes (experts, pages) stay.
 
     ``offsets`` maps the unit's shape to the position of each of its elements, ``stored`` to the shape that is
-    kept, in ``word``s; ``element`` is the dtype of the linear array. ``pads`` says what is filled with zeros,
-    ``fits`` which schemes keep their block scales so on the hardware, ``source`` where the layout is defined.
+    kept, in ``word``s; ``element`` is the dtype of the linear array. ``formula`` says the offsets in words,
+    ``pads`` what is filled with zeros, ``fits`` which schemes keep their block scales so on the hardware,
+    ``source`` where the layout is defined.
     """
 
     name: str
+    formula: str
     pads: str
     offsets: Callable[[Shape], Offsets]
     stored: Callable[[Shape], Shape]
@@ -195,26 +191,34 @@ _VLLM_KV = "vLLM 5d11149, csrc/nvfp4_kv_cache_kernels.cu"
 
 ROWS: tuple[Layout, ...] = (
     Layout(
-        "sf_128x4", "rows to 128, scale columns to 4", _sf_128x4,
-        lambda unit: (_up(unit[0], 128), _up(unit[1], 4)),
+        "sf_128x4",
+        "byte (m / 128 * C4 + k / 4) * 512 + m % 32 * 16 + m / 32 % 4 * 4 + k % 4, C4 = (columns + 3) / 4",
+        "rows to 128, columns to 4", _sf_128x4, lambda unit: (_up(unit[0], 128), _up(unit[1], 4)),
         "cuBLAS, 1-D block scaling factors layout; CUTLASS, FlashInfer and vLLM read the same", _block_scaled,
     ),
     Layout(
-        "deepgemm_ue8m0", "rows to 4 (16 bytes for TMA), scale columns to 4", _packed_ue8m0,
+        "deepgemm_ue8m0",
+        "byte (k / 4 * M4 + m) * 4 + k % 4, M4 = (rows + 3) / 4 * 4; four bytes are one little-endian int32",
+        "rows to 4 (16 bytes for TMA), columns to 4", _packed_ue8m0,
         lambda unit: (_up(unit[1], 4) // 4, _up(unit[0], 4)),
         f"{_DEEPGEMM}, get_mn_major_tma_aligned_packed_ue8m0_tensor", _deepgemm_ue8m0, word="<i4",
     ),
     Layout(
-        "deepgemm_fp32", "rows to 4 (16 bytes for TMA)", _transposed_fp32,
-        lambda unit: (unit[1], _up(unit[0], 4)),
+        "deepgemm_fp32", "float k * M4 + m, M4 = (rows + 3) / 4 * 4", "rows to 4 (16 bytes for TMA)",
+        _transposed_fp32, lambda unit: (unit[1], _up(unit[0], 4)),
         f"{_DEEPGEMM}, get_mn_major_tma_aligned_tensor", _deepgemm_fp32, element="<f4", word="<f4",
     ),
     Layout(
-        "nvfp4_kv", "tokens to 4", partial(_kv_page, swizzled=True), partial(_kv_bytes, swizzled=True),
+        "nvfp4_kv",
+        "[K data | K scales | V data | V scales], each [heads, tokens, bytes]; scale s of token t, of S = D / 16, at "
+        "row t / 4 * 4 + s / (S / 4), column s % (S / 4) * 4 + t % 4 for V, at row t, column s for K",
+        "tokens to 4", partial(_kv_page, swizzled=True), partial(_kv_bytes, swizzled=True),
         f"{_VLLM_KV}: the pages that TensorRT-LLM's attention reads on SM100", axes=4,
     ),
     Layout(
-        "nvfp4_kv_linear", "nothing", partial(_kv_page, swizzled=False), partial(_kv_bytes, swizzled=False),
+        "nvfp4_kv_linear",
+        "[K data | K scales | V data | V scales], each [heads, tokens, bytes]", "nothing",
+        partial(_kv_page, swizzled=False), partial(_kv_bytes, swizzled=False),
         "vLLM 0.32, v1/attention/backends/flashinfer.py: the pages of FlashInfer FA2 (SM8x, SM90, SM12x)", axes=4,
     ),
 )  # fmt: skip
