@@ -268,6 +268,10 @@ FP8 = schemes["fp8_tensor"]
         ),
         (lambda p: export({"w": random_tensor(UNTYPED_ZERO, (4, 32))}, p), "zero point in the type"),
         (lambda p: export({"w": Q.rows(0, 2), "w_scale": Q}, p), "same name"),
+        (
+            lambda p: export({"e2m1_values": Q, "w": random_tensor(schemes["nvfp4"], (4, 32))}, p),
+            "same name",
+        ),
         (lambda p: export({}, p), "nothing to export"),
         (lambda p: export({"w": Q}, p, float4="fp4"), "unknown way to store float4"),
         (lambda p: export({"w": Q}, p / "deeper.onnx"), "the directory does not exist"),

@@ -129,6 +129,7 @@ class _Graph:
         self._nodes: list[Any] = []
         self._initializers: list[Any] = []
         self._names: set[str] = set()
+        self._table = ""  # the name of E2M1's values, once they are in the graph
         self._opset = 19
         self._bytes = 0
 
@@ -158,7 +159,7 @@ class _Graph:
 
     def static_input(self, name: str, scheme: Scheme, scale: float | None) -> str:
         """Add QuantizeLinear and DequantizeLinear of a graph input under a stored scale."""
-        if scheme.element is E2M1 or len(scheme.scales) != 1 or scheme.outer is None or scheme.zero:
+        if scheme.element.bits != 8 or len(scheme.scales) != 1 or scheme.outer is None or scheme.zero:
             wanted = "one scale per tensor over an 8-bit element, such as fp8_tensor or int8_tensor"
             raise UsageError("not a static input scheme", where="input", got=scheme.name, wanted=wanted)
         if scale is None or not 0 < np.float32(scale) < np.inf:
@@ -227,12 +228,11 @@ class _Graph:
         """The codes as DequantizeLinear's input; E2M1 as the module docstring says."""
         if element is not E2M1 or self._float4 == "float4":
             return self._codes(name, codes, element)
-        types, table = self._onnx.TensorProto, "e2m1_values"
-        if table not in self._names:
-            self.floats(table, decode_table(E2M1))
+        types = self._onnx.TensorProto
+        self._table = self._table or self.floats("e2m1_values", decode_table(E2M1))
         nibbles = self._codes(name, codes, UINT4)
         index = self.node("Cast", [nibbles], f"{name}_index", to=types.INT32)
-        values = self.node("Gather", [table, index], f"{name}_values", axis=0)
+        values = self.node("Gather", [self._table, index], f"{name}_values", axis=0)
         return self.node("Cast", [values], f"{name}_float8", to=types.FLOAT8E4M3FN)
 
     def _scale(self, name: str, stored: NDArray[Any], q: QTensor) -> str:
