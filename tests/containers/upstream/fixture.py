@@ -38,7 +38,7 @@ def toy_config(
     )  # fmt: skip
 
 
-def fill(weight: torch.Tensor, seed: int) -> None:
+def fill(weight: torch.Tensor, seed: int, zeros: bool = True) -> None:
     """Normal values whose rows and 16-blocks differ in magnitude, with an outlier, a zero row and a zero block."""
     made = torch.Generator().manual_seed(seed)
     n, k = weight.shape[-2:]
@@ -48,8 +48,9 @@ def fill(weight: torch.Tensor, seed: int) -> None:
         16, 1
     )[:, :k]
     values[..., 1, 2] = 1.25
-    values[..., 3, :] = 0.0
-    values[..., n - 1, : min(32, k)] = 0.0
+    if zeros:
+        values[..., 3, :] = 0.0
+        values[..., n - 1, : min(32, k)] = 0.0
     weight.copy_(values.to(weight.dtype))
 
 
@@ -61,11 +62,13 @@ def named(model: Any) -> Any:
 
 
 @torch.no_grad()
-def toy_model(dtype: torch.dtype = torch.bfloat16, config: LlamaConfig | None = None) -> LlamaForCausalLM:
+def toy_model(
+    dtype: torch.dtype = torch.bfloat16, config: LlamaConfig | None = None, zeros: bool = True
+) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config or toy_config()).to(dtype).eval()
     for seed, parameter in enumerate(model.parameters()):
         if parameter.ndim >= 2:
-            fill(parameter, seed)
+            fill(parameter, seed, zeros)
     return named(model)
 
 

@@ -108,8 +108,8 @@ def deepseek_v3() -> None:
 
 def deepseek_v4() -> None:
     """The released names: ``.scale`` in E8M0 beside ``.weight``, routed experts as packed FP4 in int8."""
-    made = {"attn.wq_a": (64, 128), "attn.wkv": (96, 128), "ffn.shared_experts.w1": (64, 128)}
-    config = FineGrainedFP8Config(weight_block_size=(32, 64), scale_fmt="ue8m0")
+    made = {"attn.wq_a": (32, 64), "attn.wkv": (96, 64), "ffn.shared_experts.w1": (32, 64)}
+    config = FineGrainedFP8Config(weight_block_size=(32, 32), scale_fmt="ue8m0")
     state: dict[str, torch.Tensor] = {}
     for seed, (name, shape) in enumerate(made.items()):
         weight = torch.empty(shape, dtype=torch.bfloat16)
@@ -118,7 +118,7 @@ def deepseek_v4() -> None:
         state |= {k.replace("weight_scale_inv", "scale"): v for k, v in pair.items()}
     drawn = torch.Generator().manual_seed(3)
     for e in range(2):
-        for name, (n, k) in {"w1": (32, 128), "w3": (32, 128), "w2": (128, 32)}.items():
+        for name, (n, k) in {"w1": (32, 64), "w3": (32, 64), "w2": (64, 32)}.items():
             at = f"layers.0.ffn.experts.{e}.{name}"
             codes = torch.randint(0, 256, (n, k // 2), generator=drawn, dtype=torch.uint8)
             powers = torch.randint(118, 128, (n, k // 32), generator=drawn, dtype=torch.uint8)
@@ -130,10 +130,10 @@ def deepseek_v4() -> None:
     save_file(state, where / "model.safetensors", metadata={"format": "pt"})
     settings = {
         "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "torch_dtype": "bfloat16",
-        "hidden_size": 128, "moe_intermediate_size": 32, "n_routed_experts": 2, "num_hidden_layers": 1,
+        "hidden_size": 64, "moe_intermediate_size": 32, "n_routed_experts": 2, "num_hidden_layers": 1,
         "expert_dtype": "fp4", "quantization_config": {
             "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0",
-            "weight_block_size": [32, 64]}}  # fmt: skip
+            "weight_block_size": [32, 32]}}  # fmt: skip
     (where / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     keep(
         where.name, decoded(state, "scale"),
@@ -172,16 +172,16 @@ def matrices(name: str, shapes: dict[str, tuple[int, int]]) -> None:
     )  # fmt: skip
 
 
-def per_tensor(name: str, static: bool) -> None:
-    """AutoFP8's layout: amax/448 per tensor, as a scalar, and one input scale per linear when static."""
+def per_tensor_static() -> None:
+    """AutoFP8's layout: amax/448 per tensor, as a scalar, and one input scale per linear."""
     model = toy_model()
-    where = fresh(name)
+    where = fresh("native_fp8_per_tensor_static")
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(where)
     settings = json.loads((where / "config.json").read_text())
     settings["dtype"] = "bfloat16"
     settings["quantization_config"] = {
-        "activation_scheme": "static" if static else "dynamic", "ignored_layers": ["lm_head"], "quant_method": "fp8",
+        "activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8",
     }  # fmt: skip
     (where / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     state: dict[str, torch.Tensor] = {}
@@ -194,17 +194,11 @@ def per_tensor(name: str, static: bool) -> None:
         codes = (value.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         at = key.removesuffix(".weight")
         state |= {key: codes, f"{at}.weight_scale": scale}
-        if static:
-            state[f"{at}.input_scale"] = torch.tensor((i + 3) / 448)
+        state[f"{at}.input_scale"] = torch.tensor((i + 3) / 448)
         values[at] = codes.float() * scale
     save_file(state, where / "model.safetensors", metadata={"format": "pt"})
-    keep(
-        name,
-        values,
-        "derived: amax/448 per tensor, AutoFP8's tensor names",
-        "derived: code * scale",
-        PACKAGES,
-    )
+    made = "derived: amax/448 per tensor, AutoFP8's tensor names"
+    keep(where.name, values, made, "derived: code * scale", PACKAGES)
 
 
 if __name__ == "__main__":
@@ -219,5 +213,4 @@ if __name__ == "__main__":
         "mlp.down_proj": (160, 40),
     }
     matrices("native_fp8_partial_blocks", partial)
-    per_tensor("native_fp8_per_tensor_static", static=True)
-    per_tensor("native_fp8_per_tensor_dynamic", static=False)
+    per_tensor_static()
