@@ -190,3 +190,8 @@ def test_the_formula_in_the_row_is_what_it_does(name: str, m: int, columns: int,
 def test_every_row_says_where_it_is_defined() -> None:
     assert all(how.source and how.pads and how.formula for how in ROWS)
     assert len(layouts) == len(ROWS)
+
+
+def test_the_page_about_layouts_says_the_same() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "layouts.md").read_text().split())
+    assert all(f"- `{how.name}`: {how.formula}." in page for how in ROWS)
