@@ -42,7 +42,7 @@ from narrowcast.tensors.schemes import Scheme, Shape, schemes, tile_grid
 
 LARGEST = 1 << 20  # elements of x, w and y together: a C header of about 60 MB
 MOST_PRODUCTS = 1 << 26  # the exact sum takes some 50 ns for each
-SCALES_AFTER = 6  # roundings of decoding two operands of two scale levels, and of two products of scales
+SCALES_AFTER = 8  # roundings of decoding two operands of two scale levels, and of four later products
 PER_LINE = 12
 
 
@@ -252,7 +252,7 @@ def _product(linear: LinearScheme) -> str:
 
 
 def _bound(linear: LinearScheme, n: int) -> str:
-    sums = "with fp32 sums in any order, fused or not, and scales multiplied in before or after them"
+    sums = "with sums rounded to nearest fp32 in any order, fused or not, and scales multiplied in before or after them"
     if linear.accumulate == "int32":
         sums = "with exact int32 sums and their stretches added in any order"
     return (
