@@ -13,7 +13,6 @@ from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.utils.match import match_name
 from safetensors.torch import load_file
 
-from narrowcast.containers import compressed_tensors as container
 from narrowcast.jobs.plan import Plan
 from narrowcast.kernels.reference.dequantize import dequantize
 from narrowcast.kernels.reference.rows import qtensor
@@ -26,8 +25,8 @@ def ours_as_the_library_decodes(out: Path, settled: Plan) -> Iterator[tuple[str,
         with Reader(out / shard.name) as reader:
             for unit in shard.units:
                 n, k = unit.source.shape
-                rows = container.read_rows(reader, unit.module, unit.how, (n, k), 0, n)
-                outer = container.read_outer(reader, unit.module, unit.how)
+                rows = unit.how.read(reader, unit.place, (n, k), 0, n)
+                outer = unit.how.outer(reader, unit.place, (n, k))
                 q = qtensor(rows, unit.how.scheme, unit.how.packing, k, outer)
                 yield unit.module, dequantize(q, as_="compressed-tensors")
 

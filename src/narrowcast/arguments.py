@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from narrowcast._version import __version__
 from narrowcast.errors import UsageError
 
-VERBS = ("formats", "schemes", "presets", "roundtrip", "inspect", "quantize")
+VERBS = ("formats", "schemes", "presets", "roundtrip", "inspect", "quantize", "convert")
 Runs = Mapping[str, Callable[[argparse.Namespace], int]]
 WIDTH = 80
 
@@ -75,6 +75,18 @@ examples:
   narrowcast quantize MODEL OUT --preset nvfp4a16 --dry-run
   narrowcast quantize MODEL OUT --preset w4a16 --ignore 're:.*down_proj'
   narrowcast quantize MODEL OUT --recipe recipe.toml --resume""",
+    "convert": """\
+Codes and scales move bit for bit where the target has a spelling for them.
+--preset changes the scheme as well: without rounding where values allow it,
+with a second rounding where --requantize asks for one.
+
+examples:
+  narrowcast convert DeepSeek-FP8 out --to plain
+  narrowcast convert MODEL out --to modelopt --dry-run
+  narrowcast convert gpt-oss out --to compressed-tensors --preset nvfp4a16
+  narrowcast convert DeepSeek-FP8 out --to modelopt --preset nvfp4a16 \\
+      --requantize --parent DeepSeek-BF16
+  narrowcast convert MODEL out --to plain --dtype fp16""",
 }
 
 
@@ -138,6 +150,9 @@ def parsers(runs: Runs) -> dict[str, argparse.ArgumentParser]:
     _roundtrip_arguments(verb("roundtrip", "what formats, schemes and rules lose on the same numbers"))
     verb("inspect", "what a checkpoint holds, quantized or not").add_argument("model", metavar="MODEL")
     _quantize_arguments(verb("quantize", "quantize a checkpoint, and check every element of the result"))
+    _convert_arguments(
+        verb("convert", "move a checkpoint into another container, losing nothing it need not")
+    )
     return made
 
 
@@ -177,24 +192,10 @@ def _roundtrip_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a directory, a .safetensors model or a hub id")
-    add("out", metavar="OUT", help="the directory to make")
+    _job_arguments(parser)
     add("--preset", metavar="NAME", help="what to do; `narrowcast presets` lists them")
     add("--recipe", metavar="FILE", help="ordered patterns to presets or schemes, instead of --preset")
-    add(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="keep these layers as they are (repeatable)",
-    )
-    add(
-        "--targets",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="quantize only these layers (repeatable)",
-    )
+    _pattern_arguments(parser)
     add("--rule", metavar="NAME", help="another scale rule than the preset's")
     add(
         "--container",
@@ -208,11 +209,37 @@ def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
         default="refuse",
         help="what to do with a tensor that holds NaN or infinity (refuse)",
     )
-    add("--workers", type=_count, metavar="N", help="threads (one per core)")
     add("--strict", action="store_true", help="refuse where a smaller group would stand in")
+
+
+def _convert_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _job_arguments(parser)
+    add("--to", required=True, metavar="CONTAINER", help="how the result is spelled; plain decodes")
+    add("--preset", metavar="NAME", help="what the result is quantized to; its own scheme without it")
+    _pattern_arguments(parser)
+    add("--dtype", choices=("bf16", "fp16", "fp32"), help="what --to plain writes (the source's own floats)")
+    add("--saturate", action="store_true", help="clip what fp16 cannot hold, and count it")
+    add("--requantize", action="store_true", help="round a second time where the schemes demand it")
+    add("--parent", metavar="MODEL", help="the unquantized parent, to see what going from it would lose")
+
+
+def _job_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a directory, a .safetensors model or a hub id")
+    add("out", metavar="OUT", help="the directory to make")
+    add("--workers", type=_count, metavar="N", help="threads (one per core)")
     add("--dry-run", action="store_true", help="show the plan and its forecast; write nothing")
     add("--resume", action="store_true", help="go on with a run that was killed")
     add("--quiet", action="store_true", help="no progress on stderr")
+
+
+def _pattern_arguments(parser: argparse.ArgumentParser) -> None:
+    for name, text in {
+        "--ignore": "keep these layers as they are (repeatable)",
+        "--targets": "quantize only these layers (repeatable)",
+    }.items():
+        parser.add_argument(name, action="append", default=[], metavar="PATTERN", help=text)
 
 
 def _count(text: str) -> int:

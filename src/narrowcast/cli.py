@@ -14,10 +14,13 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
 from narrowcast.errors import NarrowcastError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from narrowcast.jobs.plan import Plan
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
 
@@ -138,9 +141,7 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 
 def run_quantize(args: argparse.Namespace) -> int:
-    from narrowcast.jobs.quantize import plan, run
-    from narrowcast.report import quantize as pages
-    from narrowcast.report.progress import Progress
+    from narrowcast.jobs.quantize import plan
 
     settled = plan(
         args.model,
@@ -155,6 +156,34 @@ def run_quantize(args: argparse.Namespace) -> int:
         nonfinite=args.nonfinite,
         workers=args.workers,
     )
+    return _job(args, settled)
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    from narrowcast.jobs.convert import plan
+
+    settled = plan(
+        args.model,
+        args.out,
+        args.to,
+        preset=args.preset,
+        ignore=args.ignore,
+        targets=args.targets,
+        dtype=args.dtype,
+        requantize=args.requantize,
+        saturate=args.saturate,
+        parent=args.parent,
+        workers=args.workers,
+    )
+    return _job(args, settled)
+
+
+def _job(args: argparse.Namespace, settled: Plan) -> int:
+    """Show a plan, or carry it out and show what came of it."""
+    from narrowcast.jobs.quantize import run
+    from narrowcast.report import quantize as pages
+    from narrowcast.report.progress import Progress
+
     if args.dry_run:
         return _answer(args, pages.plan_page(settled), settled.to_json())
     quiet = args.quiet or args.json
@@ -171,6 +200,7 @@ RUNS: Runs = {
     "roundtrip": run_roundtrip,
     "inspect": run_inspect,
     "quantize": run_quantize,
+    "convert": run_convert,
 }
 
 

@@ -11,7 +11,8 @@ from compressed_tensors.quantization import QuantizationConfig
 
 import toys
 from cross_read import check_decode
-from narrowcast.containers import compressed_tensors as container
+from narrowcast.containers.compressed_tensors.config import targets
+from narrowcast.containers.compressed_tensors.spellings import pack_zero, unpack_zero
 from narrowcast.jobs.quantize import plan, run
 
 SOURCES = {
@@ -66,13 +67,13 @@ def test_zero_points_pack_along_rows(n: int, bits: int) -> None:
     codes = rng.integers(0, 1 << bits, (n, 3), np.uint8)
     signed = torch.from_numpy(codes.astype(np.int16) - (1 << (bits - 1))).to(torch.int8)
     theirs = pack_to_int32(signed, bits, packed_dim=0).numpy()
-    ours = container._pack_zero(codes, bits)
+    ours = pack_zero(codes, bits)
     assert np.array_equal(theirs, ours)
-    assert np.array_equal(container.unpack_zero(ours, bits, n), codes)
+    assert np.array_equal(unpack_zero(ours, bits, n), codes)
 
 
 def test_targets_never_match_a_stranger() -> None:
     """A pattern stands for names only where it matches no linear module outside the group."""
     names = [f"model.layers.{i}.mlp.down_proj" for i in range(12)]
-    assert container.targets(names, [*names, "lm_head"]) == [r"re:^model\.layers\.\d+\.mlp\.down_proj$"]
-    assert container.targets(names[:6], names) == names[:6]
+    assert targets(names, [*names, "lm_head"]) == [r"re:^model\.layers\.\d+\.mlp\.down_proj$"]
+    assert targets(names[:6], names) == names[:6]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowcast.containers.compressed_tensors import NAME as COMPRESSED_TENSORS
-from narrowcast.containers.compressed_tensors import arguments
+from narrowcast.containers.compressed_tensors.config import NAME as COMPRESSED_TENSORS
+from narrowcast.containers.compressed_tensors.config import arguments
 from narrowcast.model.roles import (
     classify,
     find_function,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from narrowcast._version import __version__
-from narrowcast.containers.compressed_tensors import Spelling
-from narrowcast.jobs.stream import Slice, Workers
+from narrowcast.containers.spelling import Array, Place, Spelling
+from narrowcast.jobs.coded import Coded
+from narrowcast.jobs.stream import Floats, Slice, Workers
 from narrowcast.model.modules import Module
 from narrowcast.model.recipe import Recipe
 from narrowcast.model.resolve import Resolved
@@ -26,23 +28,45 @@ RECORD, CARD = (
 )  # what the job writes beside the weights, for machines and people
 
 
+# What is done to a matrix: rounded to a scheme, moved with its codes into another spelling or scheme without rounding,
+# or decoded to plain floats.
+Step = Literal["quantize", "recode", "decode"]
+
+
 @dataclass(frozen=True)
 class Unit:
-    """One output matrix: its module name, where it is read from, how it is written, and its fused group."""
+    """One output matrix: its module name, where it is read from, how and where it is written, and its fused group.
+
+    ``linear`` is None for a decoded matrix. ``statics`` are scales of the source that travel along (an input's scale).
+    """
 
     module: str
-    source: Slice
+    source: Slice | Coded | Floats
     role: str
     dtype: Format
     carrier: np.dtype[Any]
     how: Spelling
-    linear: LinearScheme
+    place: Place
+    linear: LinearScheme | None
+    step: Step = "quantize"
+    statics: dict[str, Array] = field(default_factory=dict)
     group: int = 0
 
     @property
     def nbytes(self) -> int:
         n, k = self.source.shape
         return n * k * self.carrier.itemsize
+
+    @property
+    def row_multiple(self) -> int:
+        """Rows that a chunk must be a multiple of, for what is read and for what is written."""
+        coded = self.source.how.row_multiple if isinstance(self.source, Coded) else 1
+        return lcm(coded, self.how.row_multiple)
+
+    @property
+    def scheme_name(self) -> str:
+        """The scheme of the result, or the dtype of a decoded one."""
+        return str(self.how.scheme.name) if self.how.scheme is not None else self.how.format
 
 
 @dataclass(frozen=True)
@@ -58,11 +82,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Shard:
-    """One output file: the same name as the source's, what goes into it, and its exact layout."""
+    """One output file: the same name as the source's, what goes into it, and its exact layout. ``values`` are small
+    tensors that the plan knows already, such as the scales of a KV cache under the container's names."""
 
     name: str
     units: tuple[Unit, ...]
     copies: tuple[Copy, ...]
+    values: tuple[tuple[str, Array], ...]
     specs: tuple[Spec, ...]
     metadata: dict[str, str]
     layout: Layout
@@ -98,7 +124,10 @@ class Plan:
     forecast_bytes: int
     workers: int | None
     nonfinite: str
+    beside: dict[str, bytes] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
+    requantize: bool = False
+    saturate: bool = False
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -114,8 +143,11 @@ class Plan:
     def peak_memory(self) -> int:
         """An estimate: the interpreter with the compiler of the kernels, and a few chunks for each worker."""
         chunk = max(
-            max(u.source.shape[1] * u.carrier.itemsize * u.how.row_multiple, u.source.chunk_bytes)
-            for u in self.units
+            (
+                max(u.source.shape[1] * u.carrier.itemsize * u.row_multiple, u.source.chunk_bytes)
+                for u in self.units
+            ),
+            default=0,
         )
         return (350 << 20) + 6 * chunk * Workers.count_of(self.workers)
 
@@ -148,10 +180,13 @@ class Plan:
             "container": self.container,
             "layout": hashlib.sha256(b"".join(s.layout.header for s in self.shards)).hexdigest(),
             "recipe": [
-                f"{unit.module}: {unit.how.scheme.name} {' '.join(s.rule for s in unit.how.scheme.scales)}"
+                f"{unit.module}: {unit.step} {unit.scheme_name} "
+                + " ".join(s.rule for s in (unit.how.scheme.scales if unit.how.scheme else ()))
                 for unit in self.units
             ],
             "nonfinite": self.nonfinite,
+            "requantize": self.requantize,
+            "saturate": self.saturate,
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from narrowcast.containers import compressed_tensors as container
+from narrowcast.containers import containers
+from narrowcast.containers.container import Container
 from narrowcast.errors import InputError, NarrowcastError, NonFiniteError, RangeError, UsageError
 from narrowcast.jobs.plan import Plan, source_identity
 from narrowcast.jobs.planning import make_plan
@@ -49,7 +50,7 @@ class Result:
     @property
     def worst(self) -> list[tuple[str, Errors, str]]:
         """The ten tensors with the lowest SQNR: (module, errors, scheme)."""
-        scheme = {unit.module: unit.how.scheme.name for unit in self.plan.units}
+        scheme = {unit.module: unit.scheme_name for unit in self.plan.units}
         ordered = sorted(self.tensors.items(), key=lambda item: item[1].sqnr)
         return [(name, errors, scheme[name]) for name, errors in ordered[:10]]
 
@@ -91,7 +92,7 @@ def plan(
     out: str | Path,
     preset: str | None = None,
     *,
-    container: str = container.NAME,
+    container: str = "compressed-tensors",
     ignore: str | Iterable[str] = (),
     targets: str | Iterable[str] = (),
     recipe: str | Path | Recipe | None = None,
@@ -106,29 +107,34 @@ def plan(
     patterns, an llm-compressor YAML, or a Recipe). ``nonfinite="copy"`` keeps tensors with NaN or infinity
     unquantized instead of refusing. Raises UsageError for what cannot be asked, InputError for bad sources.
     """
-    _check_options(container, nonfinite, workers)
-    settled, title = _recipe(preset, recipe, _patterns(ignore), _patterns(targets), rule)
+    row = _check_options(container, nonfinite, workers)
+    settled, title = _recipe(preset, recipe, patterns(ignore), patterns(targets), rule)
     with Checkpoint.open(model) as checkpoint:
         if nonfinite == "copy":
-            settled = _sparing(checkpoint, str(model), Path(out), settled, title, workers)
+            settled = _sparing(checkpoint, str(model), Path(out), settled, title, row, workers)
         return make_plan(
-            checkpoint, str(model), Path(out), settled, title,
+            checkpoint, str(model), Path(out), settled, title, row,
             strict=strict, nonfinite=nonfinite, workers=workers,
         )  # fmt: skip
 
 
-def _patterns(given: str | Iterable[str]) -> tuple[str, ...]:
+def patterns(given: str | Iterable[str]) -> tuple[str, ...]:
     """One pattern or several."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _check_options(name: str, nonfinite: str, workers: int | None) -> None:
+def _check_options(name: str, nonfinite: str, workers: int | None) -> Container:
     if workers is not None and workers < 1:
         raise UsageError("the number of workers is not positive", got=workers, wanted="1 or more")
-    if name != container.NAME:
-        raise UsageError("unknown container", got=name, wanted=container.NAME)
     if nonfinite not in ("refuse", "copy"):
         raise UsageError("unknown way with non-finite values", got=nonfinite, wanted="refuse or copy")
+    row = containers[name]
+    if row.spelling is None:
+        written = [name for name, row in containers.items() if row.spelling is not None]
+        raise UsageError(
+            f"{row.name} is no container of quantized weights to write", wanted=", ".join(written)
+        )
+    return row
 
 
 def _recipe(
@@ -174,10 +180,16 @@ def _refuse_calibrated(name: str) -> None:
 
 
 def _sparing(
-    checkpoint: Checkpoint, model: str, out: Path, recipe: Recipe, title: str, workers: int | None
+    checkpoint: Checkpoint,
+    model: str,
+    out: Path,
+    recipe: Recipe,
+    title: str,
+    row: Container,
+    workers: int | None,
 ) -> Recipe:
     """The recipe with lines in front that keep what holds NaN or infinity, and all that must stay with it."""
-    draft = make_plan(checkpoint, model, out, recipe, title)
+    draft = make_plan(checkpoint, model, out, recipe, title, row)
     with Workers(workers) as pool:
         scans = scan_units(checkpoint, draft.units, pool, backend_of(draft.units[0])[0], Silent())
     bad = {unit.source.tensor for unit in draft.units if scans[unit.module].nan or scans[unit.module].inf}
@@ -199,6 +211,7 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
             with Workers(plan.workers) as pool:
                 work = Work(plan, checkpoint, output, pool, make)
                 work.shards()
+                work.refuse_casts()
                 work.side_files()
                 _check_unchanged(plan, checkpoint)  # a result of two sources would look like one of either
                 output.commit(plan.config)

@@ -39,7 +39,7 @@ def record(
     plan: Plan, source: Checkpoint, errors: Mapping[str, Errors], roles: Mapping[str, Errors]
 ) -> bytes:
     """narrowcast.json: recipe, schemes, coverage, versions, the source's header hash, errors of every matrix."""
-    schemes = {unit.how.scheme.name: unit.how.scheme for unit in plan.units}
+    schemes = {unit.scheme_name: unit.how.scheme for unit in plan.units if unit.how.scheme is not None}
     content = {
         "schema": 1,
         "narrowcast": __version__,
@@ -60,7 +60,7 @@ def record(
         "warnings": list(plan.warnings),
         "roles": {role: _errors(found) for role, found in roles.items()},
         "matrices": {
-            unit.module: {"scheme": unit.how.scheme.name, "role": unit.role, **_errors(errors[unit.module])}
+            unit.module: {"scheme": unit.scheme_name, "role": unit.role, **_errors(errors[unit.module])}
             for unit in plan.units
         },
     }

@@ -7,6 +7,7 @@ next one is computed, and then the finished one is read back and held against th
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,13 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.containers import compressed_tensors as container
+from narrowcast.containers.spelling import Array
 from narrowcast.errors import InputError, NonFiniteError, RangeError, StorageError
 from narrowcast.jobs.plan import CARD, RECORD, Copy, Plan, Shard, Unit
 from narrowcast.jobs.record import model_card, record
+from narrowcast.jobs.moving import Cast, Move, Moved, check_cast, move_of, narrowed
 from narrowcast.jobs.stream import Progress, ProgressFactory, Silent, Workers, chunks
-from narrowcast.kernels import Backend, Scan, choose
+from narrowcast.kernels import Backend, Rows, Scan, choose
 from narrowcast.model.keeping import keep_flags
+from narrowcast.numbers.codec import widen
+from narrowcast.numbers.formats import formats
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.output import Output
 from narrowcast.store.safetensors import Reader
@@ -53,6 +57,9 @@ class Work:
         for unit in plan.units:
             self.members.setdefault(unit.group, []).append(unit)
         self.make = make
+        self.moves: dict[str, Move] = {}
+        self.casts: dict[str, Cast] = {}
+        self.lock = threading.Lock()
 
     def shards(self) -> None:
         """Write every shard while the previous one is synced and checked."""
@@ -83,8 +90,10 @@ class Work:
         try:
             for batch in _batches(shard.units):
                 self._outers(batch, bar)
-                self._quantize(batch, writer, bar)
+                self._matrices(batch, writer, bar)
             self.pool.run(lambda copy: self._carry(copy, writer, bar), shard.copies)
+            for name, value in shard.values:
+                writer.write(name, value)
         except BaseException:
             writer.abort()
             raise
@@ -93,7 +102,11 @@ class Work:
 
     def _outers(self, units: Sequence[Unit], bar: Progress) -> None:
         """Find the outer scale of every fused group in ``units`` that has one, over all its members in any shard."""
-        groups = {u.group: u for u in units if u.how.scheme.outer is not None and u.group not in self.outer}
+        groups = {
+            u.group: u
+            for u in units
+            if u.step == "quantize" and u.how.scheme.outer is not None and u.group not in self.outer
+        }
         members = [member for group in groups for member in self.members[group]]
         if not members:
             return
@@ -103,27 +116,63 @@ class Work:
             scale = outer_scale(np.full((1, 1), amax, np.float32), unit.how.scheme, unit.dtype)
             self.outer[group] = float(scale[0, 0])
 
-    def _quantize(self, units: Sequence[Unit], writer: Writer, bar: Progress) -> None:
+    def _matrices(self, units: Sequence[Unit], writer: Writer, bar: Progress) -> None:
         tasks = [(unit, i, j) for unit in units for i, j in _ranges(unit)]
         for unit in units:
-            for name, data, at in container.constants(
-                unit.module, unit.how, unit.source.shape, self._outer(unit)
+            for name, data, at, stride in unit.how.constants(
+                unit.place, unit.source.shape, self._statics(unit)
             ):
-                writer.write(name, data, at)
+                writer.write_pieces(name, data, at, stride)
 
         def work(task: tuple[Unit, int, int]) -> None:
             unit, i, j = task
-            backend = self._backend(unit)
-            stored = unit.source.read(self.source, unit.carrier, i, j)
-            scan = backend.scan(stored, unit.dtype)
-            if scan.nan or scan.inf:
-                raise self._nonfinite(unit, backend)
-            rows = backend.quantize(stored, unit.dtype, unit.how.scheme, unit.how.packing, self._outer(unit))
-            for name, data, at in container.pieces(unit.module, unit.how, i, rows):
-                writer.write(name, data, at)
-            bar.advance(stored.nbytes)
+            rows = self._rows(unit, i, j)
+            for name, data, at, stride in unit.how.pieces(unit.place, unit.source.shape[1], i, rows):
+                writer.write_pieces(name, data, at, stride)
+            bar.advance((j - i) * unit.source.shape[1] * unit.carrier.itemsize)
 
         self.pool.run(work, tasks)
+
+    def _rows(self, unit: Unit, i: int, j: int) -> Rows:
+        """Rows i:j of a matrix as they will be written."""
+        if unit.step == "recode":
+            moved = self._moves(unit).rows(self.source, i, j)
+            if moved.lost and not self.plan.requantize:
+                raise self._unmapped(unit, moved)
+            return moved.rows
+        stored = unit.source.read(self.source, unit.carrier, i, j)
+        if unit.step == "decode":
+            cast, seen = narrowed(widen(stored, unit.dtype), formats[unit.how.format], i)
+            with self.lock:
+                self.casts[unit.module] = self.casts.get(unit.module, Cast()) + seen
+            return Rows(cast.view(np.uint8).reshape(j - i, -1), np.empty((0, 0)))
+        backend = self._backend(unit)
+        scan = backend.scan(stored, unit.dtype)
+        if scan.nan or scan.inf:
+            raise self._nonfinite(unit, backend)
+        return backend.quantize(stored, unit.dtype, unit.how.scheme, unit.how.packing, self._outer(unit))
+
+    def _moves(self, unit: Unit) -> Move:
+        """How a matrix's codes move; found once, since an outer scale may need a look at all of it."""
+        with self.lock:
+            found = self.moves.get(unit.module)
+        if found is None:
+            found = move_of(unit, self.source)
+            with self.lock:
+                self.moves[unit.module] = found
+        return found
+
+    def _statics(self, unit: Unit) -> dict[str, Array]:
+        """What is written once for a matrix: its outer scale, and what its source had."""
+        outer = self._outer(unit)
+        return unit.statics | ({} if outer is None else {"outer": np.float32([outer])})
+
+    def _unmapped(self, unit: Unit, moved: Moved) -> InputError:
+        return RangeError(
+            f"{unit.module}: {moved.reason}", where=self.plan.root,
+            got=f"{moved.lost} elements without an equal in {unit.scheme_name}",
+            remedy="--requantize takes the nearest values and counts them",
+        )  # fmt: skip
 
     def _carry(self, copy: Copy, writer: Writer, bar: Progress) -> None:
         for at, data in _copied(self.source, copy):
@@ -150,8 +199,10 @@ class Work:
     def _beyond(self, shard: Shard, unit: Unit) -> InputError:
         """Why elements are not what they should be: too large to be rounded, or damaged on the way."""
         count = self.errors[unit.module].beyond
-        where = f"{shard.name}: {unit.module} ({unit.how.scheme.name})"
-        amax = scan_units(self.source, [unit], self.pool, self._backend(unit), Silent())[unit.module].amax
+        where = f"{shard.name}: {unit.module} ({unit.scheme_name})"
+        amax = 0.0
+        if unit.step == "quantize":
+            amax = scan_units(self.source, [unit], self.pool, self._backend(unit), Silent())[unit.module].amax
         if amax >= 2.0**127:
             return RangeError(
                 f"{count} elements are too large: rounded to this format they pass the end of fp32",
@@ -164,6 +215,20 @@ class Work:
             f"{count} elements of the result are not what the format can produce",
             where=where,
             remedy="the output was removed; run again, and check the disk and memory if it recurs",
+        )
+
+    def refuse_casts(self) -> None:
+        """Refuse a cast to fp16 that overflowed or underflowed, naming every tensor with the first such value."""
+        lost = {name: cast for name, cast in self.casts.items() if cast.overflowed or cast.underflowed}
+        if not lost or self.plan.saturate:
+            return
+        over = sum(cast.overflowed for cast in lost.values())
+        under = sum(cast.underflowed for cast in lost.values())
+        raise RangeError(
+            f"fp16 is too narrow: {over} values would overflow and {under} would become zero",
+            where="; ".join(f"{name} {cast}" for name, cast in lost.items()),
+            wanted="values from 2^-25 up to 65504, or zero",
+            remedy="--dtype bf16 keeps the range, --saturate clips and goes on",
         )
 
     def _keep(self, unit: Unit) -> str:
@@ -184,12 +249,16 @@ class Work:
         )
 
     def _compare(self, reader: Reader, unit: Unit, i: int, j: int, bar: Progress) -> Errors:
+        shape = unit.source.shape
+        rows = unit.how.read(reader, unit.place, shape, i, j)
+        bar.advance((j - i) * shape[1] * unit.carrier.itemsize)
+        if unit.step == "recode":
+            return self._moves(unit).check(self.source, i, j, rows, unit.how.outer(reader, unit.place, shape))
         stored = unit.source.read(self.source, unit.carrier, i, j)
-        rows = container.read_rows(reader, unit.module, unit.how, unit.source.shape, i, j)
-        outer = container.read_outer(reader, unit.module, unit.how)
-        found = self._backend(unit).check(stored, unit.dtype, unit.how.scheme, unit.how.packing, rows, outer)
-        bar.advance(stored.nbytes)
-        return found
+        if unit.step == "decode":
+            return check_cast(widen(stored, unit.dtype), rows.packed, formats[unit.how.format])
+        outer = unit.how.outer(reader, unit.place, shape)
+        return self._backend(unit).check(stored, unit.dtype, unit.how.scheme, unit.how.packing, rows, outer)
 
     def _compare_copy(self, reader: Reader, copy: Copy, bar: Progress) -> None:
         for at, data in _copied(self.source, copy):
@@ -206,6 +275,8 @@ class Work:
         begun = time.perf_counter()
         for name, kept in self.plan.side_files:
             self.output.copy(self.source.root / name, kept)
+        for name, content in self.plan.beside.items():
+            self.output.put(name, content)
         self.output.put(RECORD, record(self.plan, self.source, self.errors, self.roles()))
         self.output.put(CARD, model_card(self.plan, self.roles()))
         self.seconds["side files"] = time.perf_counter() - begun
@@ -217,7 +288,11 @@ class Work:
         return found
 
     def _outer(self, unit: Unit) -> float | None:
-        return self.outer[unit.group] if unit.how.scheme.outer is not None else None
+        if unit.step == "recode":
+            return self._moves(unit).outer
+        return (
+            self.outer[unit.group] if unit.step == "quantize" and unit.how.scheme.outer is not None else None
+        )
 
     def _backend(self, unit: Unit) -> Backend:
         backend, reason = backend_of(unit)
@@ -234,7 +309,10 @@ def backend_of(unit: Unit) -> tuple[Backend, str]:
 
 def _ranges(unit: Unit) -> list[tuple[int, int]]:
     n, k = unit.source.shape
-    return chunks(n, k * unit.carrier.itemsize, unit.how.row_multiple, unit.source.chunk_bytes)
+    across = (
+        8 if any(part.across for part in unit.how.parts) else 1
+    )  # pieces of columns would be too short else
+    return chunks(n, k * unit.carrier.itemsize, unit.row_multiple, across * unit.source.chunk_bytes)
 
 
 def _batches(units: Sequence[Unit]) -> Iterator[list[Unit]]:

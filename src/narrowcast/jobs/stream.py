@@ -144,6 +144,19 @@ class Slice:
         return chunk
 
 
+@dataclass(frozen=True)
+class Floats:
+    """A whole tensor of floats, all axes but the last flattened."""
+
+    tensor: str
+    shape: tuple[int, int]
+    chunk_bytes: int = CHUNK_BYTES
+
+    def read(self, source: Checkpoint, carrier: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
+        """Rows start:stop as a fresh array in the carrier dtype."""
+        return source.rows(self.tensor, start, stop)
+
+
 def transpose(matrix: NDArray[Any], out: NDArray[Any]) -> None:
     """Write the transpose of ``matrix`` [R, C] into ``out`` [C, R], block by block."""
     rows, columns = matrix.shape

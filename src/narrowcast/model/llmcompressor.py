@@ -146,7 +146,7 @@ def _groups(groups: Any, path: str) -> Iterator[tuple[str, list[str]]]:
 
 def equal_preset(group: Mapping[str, Any]) -> str | None:
     """The preset whose weights and inputs a config group spells out, or None."""
-    from narrowcast.containers.compressed_tensors import arguments
+    from narrowcast.containers.compressed_tensors.config import arguments
 
     known = {"targets", "weights", "input_activations", "output_activations", "format"}
     if set(group) - known or group.get("output_activations") is not None:

@@ -334,6 +334,12 @@ def _head_name(embedding: str) -> str:
     return f"{prefix}lm_head"
 
 
+def stack_orientation(name: str, config: Mapping[str, Any]) -> Orientation:
+    """How the family stores a stack of experts; out_in for a family that is not in the table."""
+    layout = _layout(name, config)
+    return "out_in" if layout is None else layout.orientation
+
+
 def _layout(name: str, config: Mapping[str, Any]) -> Layout | None:
     """The layout of a family's stacked experts; None when the family is not known."""
     if name.endswith(("block_sparse_moe.input_linear", "block_sparse_moe.output_linear")):

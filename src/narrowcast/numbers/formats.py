@@ -331,6 +331,9 @@ def parse_format(spelling: str) -> Format:
     ``u`` in front makes it unsigned; options are ``bias=N``, one of ieee, fn, fnuz, extended, finite
     (default finite), and ``nosubnormals``.
     """
+    integer = re.fullmatch(r"(u?)int([2-8])", spelling)
+    if integer is not None:
+        return int_format(spelling, int(integer[2]), not integer[1], "spelled out")
     match = _SPELLING.fullmatch(spelling)
     if match is None:
         raise KeyError(spelling)

@@ -51,8 +51,8 @@ def _becomes(plan: Plan) -> list[str]:
     counts: dict[tuple[str, str, str], tuple[int, int]] = {}
     for unit in plan.units:
         n, k = unit.source.shape
-        inputs = unit.linear.input.name if unit.linear.input else "-"
-        key = (unit.role, unit.how.scheme.name, inputs)
+        inputs = unit.linear.input.name if unit.linear and unit.linear.input else "-"
+        key = (unit.role, unit.scheme_name, inputs)
         matrices, parameters = counts.get(key, (0, 0))
         counts[key] = (matrices + 1, parameters + n * k)
     rows = [(*key, str(matrices), quantity(parameters)) for key, (matrices, parameters) in counts.items()]

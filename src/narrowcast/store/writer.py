@@ -172,6 +172,15 @@ class Writer:
             with self._lock:  # not in a finally: a failed write stays pending, so that finish refuses
                 self._pending -= 1
 
+    def write_pieces(self, name: str, data: np.ndarray[Any, Any], start: int, stride: int) -> None:
+        """Write the rows of ``data`` (two axes) at bytes start, start + stride, ... inside tensor ``name``; see
+        ``write``. Rows that follow each other in the file are written at once."""
+        if not data.size or data[0].nbytes == stride:
+            self.write(name, data, start)
+            return
+        for i, row in enumerate(data):
+            self.write(name, row, start + i * stride)
+
     def finish(self) -> None:
         """Check that every byte was written (UsageError names what is missing), sync, and rename."""
         for name, (_, size) in self.layout.offsets.items():

@@ -1,0 +1,149 @@
+"""How compressed-tensors spells a quantized linear layer; vLLM, SGLang and transformers read it.
+
+A module ``m`` becomes tensors ``m.<suffix>``, by the format of its config group:
+
+    format                  codes                          scale (dtype)          more
+    float-quantized         weight F8_E4M3 [N, K]          F32 per tile
+    naive-quantized         the same, weight-only
+    int-quantized           weight I8 [N, K]               F32 per tile
+    pack-quantized          weight_packed I32 [N, ⌈Kb/32⌉]  source dtype [N, K/g]  weight_shape, weight_zero_point
+    nvfp4-pack-quantized    weight_packed U8 [N, K/2]      F8_E4M3 [N, K/16]      weight_global_scale F32 [1]
+    mxfp4-pack-quantized    weight_packed U8 [N, K/2]      U8 [N, K/32]
+    mxfp6-pack-quantized    weight_packed U8 [N, 3K/4]     U8 [N, K/32]
+    mxfp8-quantized         weight F8_E4M3 [N, K]          U8 [N, K/32]
+
+The global scale is a divisor: 1 / (our outer scale), exact because ours is a power of two. INT4 weights with
+8-bit inputs are written as pack-quantized explicitly, since the engines that run W4A8 load packed words while
+the library's own inference would pick int-quantized. A static input scale is ``input_scale`` [1], for NVFP4
+``input_global_scale`` [1], a divisor like the weight's.
+
+Source: compressed-tensors 0.20 (quantization/quant_args.py, compressors/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.containers.compressed_tensors.config import NAME
+from narrowcast.containers.spelling import Part, Spelling, code_part, scale_part, value_part
+from narrowcast.errors import UsageError
+from narrowcast.numbers.formats import BF16, E2M1, E2M3, E4M3FN, E8M0, FP16, FP32, INT8, Format
+from narrowcast.tensors.packing import BYTES, pack, packing, unpack
+from narrowcast.tensors.presets import LinearScheme
+from narrowcast.tensors.schemes import Scheme, integer
+
+SCALE_DTYPES: Mapping[str, str] = {
+    "fp32": "F32",
+    "bf16": "BF16",
+    "fp16": "F16",
+    "e8m0": "U8",
+    "e4m3fn": "F8_E4M3",
+}
+_ENGINES: Mapping[str, tuple[str, ...]] = {
+    "float-quantized": ("vllm", "sglang", "transformers"),
+    "naive-quantized": ("vllm", "transformers"),
+    "int-quantized": ("vllm", "sglang", "transformers"),
+    "pack-quantized": ("vllm", "sglang", "transformers"),
+    "nvfp4-pack-quantized": ("vllm", "sglang", "transformers"),
+    "mxfp4-pack-quantized": ("vllm", "transformers"),
+    "mxfp6-pack-quantized": ("vllm", "transformers"),
+    "mxfp8-quantized": ("vllm", "transformers"),
+}
+FLOATS = (BF16, FP16, FP32)
+
+
+def spelling(linear: LinearScheme, source: Format) -> Spelling:
+    """The way this container writes ``linear`` for a weight of the source dtype; UsageError when it has none."""
+    weight = linear.weight
+    element, scale = weight.element, weight.inner.format
+    if scale is E8M0 and weight.group == 32 and weight.inner.tile[0] == 1:
+        if element is E2M1:
+            return spell("mxfp4-pack-quantized", weight, linear)
+        if element is E2M3:
+            return spell("mxfp6-pack-quantized", weight, linear)
+        if element is E4M3FN:
+            return spell("mxfp8-quantized", weight, linear)
+    if element is E2M1 and scale is E4M3FN and weight.inner.tile == (1, 16) and len(weight.scales) == 2:
+        return spell("nvfp4-pack-quantized", weight, linear)
+    if element is E4M3FN and scale in FLOATS and len(weight.scales) == 1:
+        return spell("float-quantized" if linear.input else "naive-quantized", weight, linear)
+    if element is INT8 and linear.input is not None and scale in FLOATS and weight.zero is None:
+        return spell("int-quantized", weight, linear)
+    if integer(weight) and scale in FLOATS and element.bias == 0 and weight.inner.tile[0] == 1:
+        kept = scale in FLOATS and source is scale
+        stored = weight if kept else weight.with_scale_format(source if source in FLOATS else BF16)
+        return spell("pack-quantized", stored, linear)
+    raise UsageError(
+        f"{NAME} has no spelling for {weight.name}",
+        wanted="fp8, int8, int4, nvfp4, mxfp4, mxfp6_e2m3 or mxfp8_e4m3 weights",
+        remedy="choose another preset; `narrowcast schemes` says who loads what",
+    )
+
+
+def spell(format: str, scheme: Scheme, linear: LinearScheme) -> Spelling:
+    """The parts of one format."""
+    bits = scheme.element.bits
+    if format == "pack-quantized":
+        how = packing(bits, flip=scheme.element.signed, word=32)
+    else:
+        how = BYTES if bits == 8 or format == "int-quantized" else packing(bits)
+    parts = [_codes(format, how), *_scales(scheme)]
+    if format == "pack-quantized":
+        parts.append(Part(".weight_shape", "shape", "I64", lambda n, k: (2,), per=0))
+    if scheme.zero is not None:
+        parts.append(zero_part(scheme))
+    if linear.calibrated:
+        two = linear.input is not None and len(linear.input.scales) == 2
+        parts.append(value_part(".input_global_scale" if two else ".input_scale", "input", divides=two))
+    group = scheme.group if scheme.inner.tile[0] == 1 else 0
+    width = group or (1 if format == "pack-quantized" else 8 // int(np.gcd(8, how.bits)))
+    return Spelling(NAME, format, scheme, how, tuple(parts), _ENGINES[format], (1, width))
+
+
+def _codes(format: str, how: Any) -> Part:
+    if format == "pack-quantized":
+        return code_part(".weight_packed", "I32", how)
+    if format == "int-quantized":
+        return code_part(".weight", "I8", how)
+    if how is BYTES:
+        return code_part(".weight", "F8_E4M3", how)
+    return code_part(".weight_packed", "U8", how)
+
+
+def _scales(scheme: Scheme) -> list[Part]:
+    dtype = SCALE_DTYPES[scheme.inner.format.name]
+    if scheme.inner.tile == (0, 0):
+        return [value_part(".weight_scale", "outer", dtype=dtype)]
+    parts = [scale_part(".weight_scale", dtype, scheme)]
+    if len(scheme.scales) == 2:
+        parts.append(value_part(".weight_global_scale", "outer", divides=not scheme.scales[1].divides))
+    return parts
+
+
+def zero_part(scheme: Scheme) -> Part:
+    """Zero points [N, groups] packed along N, missing tail rows as zero bits: int32 [⌈N·b/32⌉, groups]."""
+    assert scheme.zero is not None
+    bits = scheme.zero.bits
+    rows, words = (32 // bits, 1) if 32 % bits == 0 else (32, bits)
+    return Part(
+        ".weight_zero_point", "zero", "I32",
+        lambda n, k: (-(-n * bits // 32), -(-k // scheme.group) if scheme.group else 1),
+        per=rows, makes=words,
+        encode=lambda zero: pack_zero(zero, bits), decode=lambda stored, n: unpack_zero(stored, bits, n),
+    )  # fmt: skip
+
+
+def pack_zero(zero: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Zero points [n, groups] packed along n, missing tail rows as zero bits: int32 [⌈n·bits/32⌉, groups]."""
+    words = pack(np.ascontiguousarray(zero.T), packing(bits, word=32)).view("<i4")
+    return np.ascontiguousarray(words.T)
+
+
+def unpack_zero(words: NDArray[np.int32], bits: int, n: int) -> NDArray[np.uint8]:
+    """The inverse: int32 [words, groups] to zero-point codes [n, groups]."""
+    packed = np.ascontiguousarray(words.T).view(np.uint8)
+    return np.ascontiguousarray(unpack(packed, packing(bits, word=32), n).T)

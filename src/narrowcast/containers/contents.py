@@ -1,0 +1,112 @@
+"""What a container finds in a checkpoint: every quantized matrix with its spelling, every cache scale, every oddity.
+
+    entries = parts of matrices ∪ cache scales ∪ what is carried as it is
+
+A container reads the data first and the config second. The scheme of a matrix is what dtypes and shapes say; the
+config must agree, and where it does not, both sides are named and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from narrowcast.containers.spelling import Place, Spelling
+from narrowcast.errors import CheckpointError
+from narrowcast.store.checkpoint import Checkpoint
+from narrowcast.store.safetensors import Entry
+from narrowcast.tensors.presets import LinearScheme
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One quantized matrix, or a stack of them, as it lies in the file.
+
+    ``module`` is the path of the module (of a stack: ``...experts.gate_up_proj``), ``shape`` [N, K] of one matrix
+    as torch's linear holds it, whatever the stored orientation. ``linear.weight`` is ``how.scheme``; the input
+    scheme is what the
+    config says. ``order`` is how gate and up share the rows of a stack where the format itself fixes it, else None
+    and the model's family decides.
+    """
+
+    module: str
+    shape: tuple[int, int]
+    how: Spelling
+    linear: LinearScheme
+    experts: int | None = None
+    order: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where a matrix that is no stack lies."""
+        return Place(self.module, self.shape[0], self.experts)
+
+    @property
+    def tensors(self) -> list[str]:
+        return self.how.names(self.place)
+
+
+@dataclass(frozen=True)
+class CacheScale:
+    """A scale of the KV cache: the attention's module path, which of q, k, v (or another), and its tensor."""
+
+    attention: str
+    which: str
+    tensor: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A checkpoint as its container sees it.
+
+    ``kv`` names the cache scheme that the config asks for (``fp8``, ``fp8_head``, ``nvfp4``, ...). ``taken``
+    are tensors
+    that say nothing beyond what is held here (a trivial g_idx, a shape), and ``notes`` what a user should know.
+    """
+
+    container: str
+    matrices: tuple[Stored, ...] = ()
+    cache_scales: tuple[CacheScale, ...] = ()
+    kv: str | None = None
+    taken: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    side_files: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def consumed(self) -> frozenset[str]:
+        """Tensors that a conversion replaces."""
+        names = {name for stored in self.matrices for name in stored.tensors}
+        return frozenset(names | {scale.tensor for scale in self.cache_scales} | set(self.taken))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a container reads: the open checkpoint, its quantization_config (empty when there is none), and the
+    quantization files that lie beside it, by name."""
+
+    checkpoint: Checkpoint
+    config: dict[str, Any]
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        return self.checkpoint.entries
+
+
+def gather(entries: Mapping[str, Entry], suffixes: Iterable[str]) -> dict[str, dict[str, Entry]]:
+    """Module path to {suffix: entry}, for every tensor that ends in one of the suffixes; the longest suffix wins."""
+    ordered = sorted(suffixes, key=len, reverse=True)
+    found: dict[str, dict[str, Entry]] = {}
+    for name, entry in entries.items():
+        suffix = next((s for s in ordered if name.endswith(s)), None)
+        if suffix is not None:
+            found.setdefault(name.removesuffix(suffix), {})[suffix] = entry
+    return found
+
+
+def contradiction(
+    problem: str, source: Source, *, got: object, wanted: object, remedy: str | None = None
+) -> CheckpointError:
+    """The error for a checkpoint whose data and config disagree."""
+    return CheckpointError(problem, where=source.checkpoint.root, got=got, wanted=wanted, remedy=remedy)

@@ -1,0 +1,376 @@
+"""From assignments to a layout: units, copies and specs, shard by shard.
+
+A module becomes one unit, or one for each projection of each expert of a stack. Its source may be plain floats or
+quantized already; its target a linear scheme in the output's container, or plain floats. The step follows from both:
+
+    plain      → scheme            quantize
+    quantized  → floats            decode
+    quantized  → same storage      recode, nothing but the spelling changes
+    quantized  → other scheme      recode where values can move without rounding, quantize (again) when that was
+    asked for
+
+The result keeps the source's shards: what a source tensor becomes stays in the file that it was in.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from narrowcast.containers.container import Container, Document, Group, Layers
+from narrowcast.containers.plain import spell as spell_plain
+from narrowcast.containers.spelling import Array, Place, Spelling, widened
+from narrowcast.errors import InputError, UsageError
+from narrowcast.jobs.coded import Coded, Logical, Opened
+from narrowcast.jobs.plan import Copy, Shard, Step, Unit
+from narrowcast.jobs.stream import Floats, Slice
+from narrowcast.model.fused import fused_groups
+from narrowcast.model.keeping import keep_flags
+from narrowcast.model.modules import Module
+from narrowcast.model.resolve import Assignment, Resolved, Target
+from narrowcast.numbers.formats import FP32, Format, formats
+from narrowcast.store.dtypes import DTYPES
+from narrowcast.store.safetensors import Entry, matrix_shape
+from narrowcast.store.writer import Spec, layout
+from narrowcast.tensors.presets import LinearScheme, presets
+from narrowcast.tensors.recode import possible
+from narrowcast.tensors.scaling import under_rule
+from narrowcast.tensors.schemes import schemes
+from narrowcast.tensors.storage import same_storage
+
+SOURCES = ("bf16", "fp16", "fp32")
+
+
+class Builder:
+    """Collects the units of a job and lays them out in shards of ``container``."""
+
+    def __init__(
+        self, opened: Opened, container: Container, *, strict: bool = False, requantize: bool = False
+    ) -> None:
+        self.opened, self.container, self.strict, self.requantize = opened, container, strict, requantize
+        self.checkpoint, self.modules = opened.checkpoint, opened.modules
+        self.units: list[Unit] = []
+        self.fallbacks: list[str] = []
+        # (scheme, multiple, axis) to (module, size)
+        self.indivisible: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
+        self.replaced: dict[
+            str, list[Copy]
+        ] = {}  # source tensors that are not copied whole, with what replaces them
+        self.values: dict[Path, list[tuple[str, Array]]] = {}
+
+    def add(self, assignment: Assignment, target: Target) -> None:
+        """Quantize a module to a recipe's target."""
+        module = assignment.module
+        for name, source, dtype in self._matrices(module):
+            linear = self._linear(target, name, source.shape[1])
+            if target.rule is not None:
+                linear = replace(linear, weight=under_rule(linear.weight, target.rule))
+            self._unit(name, source, module, linear, dtype)
+        self._split_bias(module)
+
+    def carry(self, module: Module) -> None:
+        """Move a quantized module in its own scheme."""
+        for name, source in self.opened.coded(module):
+            self._unit(name, source, module, source.stored.linear, source.how.scheme.inner.format)
+        self._split_bias(module)
+
+    def decode(self, module: Module, out: Format) -> None:
+        """Decode a quantized module to plain floats, under the name and in the orientation of its family."""
+        logical = self.opened.entries[module.tensor]
+        assert isinstance(logical, Logical)
+        suffix = "" if logical.stored.experts is not None else ".weight"
+        how = spell_plain(out, suffix, module.orientation)
+        for source in self.opened.whole(logical):
+            name = module.name if source.place.experts is None else f"{module.name}[{source.place.expert}]"
+            self.units.append(
+                Unit(name, source, str(module.role), FP32, np.dtype("<f4"), how, source.place, None, "decode")
+            )
+
+    def cast(self, entry: Entry, out: Format) -> None:
+        """Bring a tensor of floats to another dtype."""
+        rows, columns = matrix_shape(entry)
+        how = spell_plain(out, "", shape=entry.shape)
+        dtype = formats[str(entry.dtype.format)]
+        source = Floats(entry.name, (rows, columns))
+        place = Place(entry.name, rows)
+        self.units.append(
+            Unit(entry.name, source, "other", dtype, entry.dtype.carrier, how, place, None, "decode")
+        )
+
+    def _matrices(self, module: Module) -> list[tuple[str, Slice | Coded, Format]]:
+        """The output matrices of a module with their sources and the dtype of the source's values."""
+        entry = self.opened.entries[module.tensor]
+        if isinstance(entry, Logical):
+            return [(name, coded, FP32) for name, coded in self.opened.coded(module)]
+        if entry.dtype.format not in SOURCES:
+            raise InputError(
+                f"{module.name} cannot be quantized from {entry.dtype.name}", where=module.tensor,
+                wanted="BF16, F16 or F32",
+                remedy=f"{keep_flags(self.modules, [module.name])}, or start from a parent in one of these",
+            )  # fmt: skip
+        dtype = formats[entry.dtype.format]
+        n, k = module.out_in
+        if module.experts is None:
+            if module.orientation == "in_out":
+                self._refuse_conv1d(module)
+            return [(module.name, Slice(module.tensor, (n, k), module.orientation), dtype)]
+        found: list[tuple[str, Slice | Coded, Format]] = []
+        for split in module.splits():
+            part = split.part
+            rows = len(range(part.start, part.stop, part.step))
+            found.append(
+                (split.name, Slice(module.tensor, (rows, k), module.orientation, split.expert, part), dtype)
+            )
+        return found
+
+    def _refuse_conv1d(self, module: Module) -> None:
+        raise UsageError(
+            f"{module.name} is stored [in, out] (Conv1D), which {self.container.name} cannot express",
+            where=module.tensor, remedy=f"keep it: {keep_flags(self.modules, [module.name])}",
+        )  # fmt: skip
+
+    def _unit(
+        self, name: str, source: Slice | Coded, module: Module, linear: LinearScheme, dtype: Format
+    ) -> None:
+        assert self.container.spelling is not None
+        how = self.container.spelling(linear, dtype)
+        for size, multiple, axis in zip(source.shape, how.multiples, ("height", "width"), strict=True):
+            if size % multiple:
+                self.indivisible.setdefault((linear.weight.name, multiple, axis), []).append(
+                    (module.name, size)
+                )
+                return
+        step: Step = "quantize"
+        statics: dict[str, Array] = {}
+        carrier = np.dtype("<f4")
+        if isinstance(source, Coded):
+            step = self._step(name, source, how)
+            if step == "recode":
+                statics = source.how.statics(self.checkpoint, source.place, source.shape)
+            how = how.without(
+                *(part.piece for part in how.parts if part.piece == "input" and "input" not in statics)
+            )
+            dtype = FP32
+        else:
+            carrier = DTYPES[{"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[dtype.name]].carrier
+        place = Place(
+            name, source.shape[0]
+        )  # its own tensors, until ``shards`` knows what the container stacks
+        self.units.append(
+            Unit(name, source, str(module.role), dtype, carrier, how, place, linear, step, statics)
+        )
+
+    def _step(self, name: str, source: Coded, how: Spelling) -> Step:
+        """How a quantized matrix gets into another spelling; UsageError where that would round and nobody asked."""
+        shuffled = source.how.part("order") is not None and how.part("order") is None
+        if not shuffled and same_storage(source.how.scheme, how.scheme):
+            return "recode"
+        reason = (
+            "its columns are shuffled over the groups"
+            if shuffled
+            else possible(source.how.scheme, how.scheme)
+        )
+        if reason is None:
+            return "recode"
+        if not self.requantize:
+            raise UsageError(
+                f"{name} cannot become {how.scheme.name} without a second rounding: {reason}",
+                where=self.checkpoint.root, got=source.how.scheme.name, wanted=how.scheme.name,
+                remedy="--requantize rounds again and says what that cost; starting from the unquantized parent costs less",
+            )  # fmt: skip
+        return "quantize"
+
+    def refuse_indivisible(self) -> None:
+        """Name every layer whose width the scheme cannot divide, all at once."""
+        for (scheme, multiple, axis), layers in self.indivisible.items():
+            names = list(dict.fromkeys(name for name, _ in layers))
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            widths = sorted({width for _, width in layers})
+            raise UsageError(
+                f"{len(names)} {'layer has' if len(names) == 1 else 'layers have'} a {axis} that {scheme} cannot divide",
+                where=", ".join(names[:3]) + more, got=f"{', '.join(map(str, widths))} {'columns' if axis == 'width' else 'rows'}",
+                wanted=f"a multiple of {multiple}",
+                remedy=f"keep {'it' if len(names) == 1 else 'them'}: {keep_flags(self.modules, names)}",
+            )  # fmt: skip
+
+    def _linear(self, target: Target, name: str, k: int) -> LinearScheme:
+        """The linear scheme for a layer of width k: group 128 falls back to 64, then 32, and says so."""
+        if target.kind == "scheme":
+            return LinearScheme(schemes[target.name])
+        preset = presets[target.name]
+        if preset.calibrated:
+            raise UsageError(
+                f"{preset.name} needs calibration statistics of activations, and there are none",
+                remedy=f"use {preset.nearest}, the nearest preset without calibration",
+            )  # fmt: skip
+        group = preset.linear.weight.group
+        if group not in (64, 128) or k % group == 0 or "_g" not in preset.linear.weight.name:
+            return preset.linear
+        for smaller in (64, 32):
+            if smaller < group and k % smaller == 0:
+                if self.strict:
+                    raise UsageError(
+                        f"{name} has {k} columns, which groups of {group} do not divide",
+                        remedy=f"without --strict this layer takes groups of {smaller}",
+                    )  # fmt: skip
+                self.fallbacks.append(
+                    f"{name}: groups of {smaller}, because {group} does not divide {k} columns"
+                )
+                return preset.with_group(smaller).linear
+        return preset.with_group(32).linear  # refused with what would do: a multiple of the smallest group
+
+    def _split_bias(self, module: Module) -> None:
+        """The stacked bias [E, out] follows its experts, under the names of their modules."""
+        if module.bias is None or module.experts is None:
+            return
+        entry = self.checkpoint.entries[module.bias]
+        item = entry.dtype.carrier.itemsize
+        copies = []
+        for split in module.splits():
+            part = split.part
+            size = len(range(part.start, part.stop, part.step)) * item
+            channels = slice(part.start, part.stop, part.step)
+            copies.append(Copy(f"{split.name}.bias", module.bias, size, split.expert, channels))
+        self.replaced[module.bias] = copies
+
+    def shards(self) -> tuple[Shard, ...]:
+        """Every unit at its place, and every shard with its layout."""
+        group_of = {
+            name: i for i, names in enumerate(fused_groups(u.module for u in self.units)) for name in names
+        }
+        config = self.checkpoint.config or {}
+        shapes = {u.module: u.source.shape for u in self.units if u.step != "decode"}
+        places = self.container.places(shapes, config)
+        self.units = [
+            replace(unit, group=group_of[unit.module], place=places.get(unit.module, unit.place))
+            for unit in self.units
+        ]
+        taken: dict[str, list[Unit]] = {}
+        homes: dict[str, Path] = {}  # a stack that is put together lies where its first matrix lay
+        for unit in self.units:
+            taken.setdefault(unit.source.tensor, []).append(unit)
+            homes.setdefault(unit.place.stem, self.opened.entries[unit.source.tensor].path)
+        made: dict[str, str] = {}  # tensors of the result, with the source tensors that they come from
+        return tuple(self._shard(path, taken, homes, made) for path in self.checkpoint.shards)
+
+    def _shard(
+        self, path: Path, taken: dict[str, list[Unit]], homes: dict[str, Path], made: dict[str, str]
+    ) -> Shard:
+        units: list[Unit] = []
+        copies: list[Copy] = []
+        specs: dict[str, Spec] = {}
+        for name, entry in self.opened.entries.items():
+            mine = [unit for unit in taken.get(name, ()) if homes[unit.place.stem] == path]
+            units += mine
+            if name in taken:
+                becomes = [s for u in mine for s in u.how.specs(u.place, u.source.shape[1])]
+            elif entry.path != path:
+                continue
+            elif name in self.replaced and isinstance(entry, Entry):
+                copies += self.replaced[name]
+                becomes = [
+                    Spec(c.name, entry.dtype, (c.nbytes // entry.dtype.carrier.itemsize,))
+                    for c in self.replaced[name]
+                ]
+            elif isinstance(entry, Entry):
+                copies.append(Copy(name, name, entry.nbytes))
+                becomes = [Spec(name, entry.dtype, entry.shape)]
+            else:
+                raise UsageError(f"{name} is quantized, and nothing was decided for it", where=path)
+            stacked = any(unit.place.experts is not None for unit in mine)
+            for spec in becomes:
+                if not (stacked and specs.get(spec.name) == spec):
+                    self._claim(spec, name, made)
+                specs[spec.name] = spec
+        values = self.values.get(path, [])
+        for name, array in values:
+            spec = Spec(name, _dtype(array), array.shape)
+            self._claim(spec, name, made)
+            specs[name] = spec
+        metadata = {"format": "pt"} | self.checkpoint.metadata[path.name]
+        ordered = tuple(specs.values())
+        return Shard(
+            path.name,
+            tuple(units),
+            tuple(copies),
+            tuple(values),
+            ordered,
+            metadata,
+            layout(ordered, metadata),
+        )
+
+    def _claim(self, spec: Spec, origin: str, made: dict[str, str]) -> None:
+        """A name of the result belongs to one tensor, in whichever shards two that would have it lie."""
+        if spec.name in made:
+            raise InputError(
+                f"two tensors of the result would be called {spec.name}", where=self.checkpoint.root,
+                got=f"one from {made[spec.name]} and one from {origin}",
+                remedy=f"remove or rename the one that the model does not use, or keep both: "
+                f"{keep_flags(self.modules, self._owners(made[spec.name], origin))}",
+            )  # fmt: skip
+        made[spec.name] = origin
+
+    def _owners(self, *tensors: str) -> list[str]:
+        return [module.name for module in self.modules if module.tensor in tensors]
+
+    def cache_scales(self) -> None:
+        """KV cache scales under the names of the output's container."""
+        scales, cache = self.opened.contents.cache_scales, self.container.cache
+        if scales and cache is None:
+            self.fallbacks.append(
+                f"{scales[0].attention}: {self.container.name} has no scales of a KV cache; {len(scales)} were left out"
+            )
+            return
+        for scale in scales:
+            assert cache is not None
+            entry = self.checkpoint.entries[scale.tensor]
+            value = widened(self.checkpoint.array(scale.tensor).reshape(-1), entry.dtype.name)
+            shape = cache.shape if value.size == 1 else (value.size, 1, 1)
+            name = scale.attention + cache.suffixes.get(scale.which, f".{scale.which}_scale")
+            self.values.setdefault(entry.path, []).append((name, value.reshape(shape)))
+
+    def document(self, resolved: Resolved) -> Document:
+        """The config: groups of equal linear schemes, and every other linear module by exact name."""
+        groups: dict[tuple[LinearScheme, str], list[Unit]] = {}
+        for unit in self.units:
+            if unit.linear is not None:
+                groups.setdefault((unit.linear, unit.how.format), []).append(unit)
+        names = [u.module for u in self.units]
+        inside = set(names)
+        kept = [
+            a.module
+            for a in resolved.assignments
+            if a.module.tensor not in {u.source.tensor for u in self.units}
+        ]
+        linear = [module for module in kept if module.kind == "Linear" and module.experts is None]
+        ignore = [module.name for module in linear if module.name not in inside]
+        # Engines build the modules of stacked experts themselves, so a kept stack is ignored by its path.
+        stacks = [module.name for module in kept if module.experts is not None]
+        ignore += dict.fromkeys(f"re:^{re.escape(name.rsplit('.', 1)[0])}\\..*" for name in stacks)
+        heads = [
+            head for a in resolved.assignments if (head := a.module.tied) is not None and head not in ignore
+        ]
+        ignore += [head for head in heads if "embed" not in head and head not in inside]
+        listed = tuple(
+            Group(linear, units[0].how, tuple(u.module for u in units))
+            for (linear, _), units in groups.items()
+        )
+        assert self.container.document is not None
+        contents = self.opened.contents
+        kv = contents.kv if self.container.cache is not None else None
+        if kv is not None and kv not in self.container.cache_schemes:
+            self.fallbacks.append(
+                f"config: {self.container.name} has no KV cache scheme {kv}; it is not asked for"
+            )
+            kv = None
+        return self.container.document(
+            Layers(listed, (*names, *ignore), tuple(ignore), kv, self.checkpoint.config or {})
+        )
+
+
+def _dtype(array: Array) -> Any:
+    return next(row for row in DTYPES.values() if row.carrier == array.dtype and row.format == "fp32")

@@ -1,0 +1,179 @@
+"""Matrices that are quantized on disk, as sources of work: their rows as they are stored, or their exact values.
+
+    values = decode(codes) · Π scale      fp32, never written anywhere: a second quantization starts from these
+
+``open_coded`` looks at a checkpoint as if it were not quantized: every quantized matrix appears under the name
+and shape
+that the unquantized model would have, so that roles, recipes and stacked experts work the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.containers.contents import Contents, Stored
+from narrowcast.containers.detect import detect, open_source
+from narrowcast.containers.spelling import Place, Spelling
+from narrowcast.jobs.stream import CHUNK_BYTES
+from narrowcast.kernels import Rows, choose
+from narrowcast.model.modules import Module, modules, stack_orientation
+from narrowcast.model.roles import quantization_config
+from narrowcast.numbers.formats import FP32
+from narrowcast.store.checkpoint import Checkpoint
+from narrowcast.store.safetensors import Entry
+from narrowcast.tensors.packing import unpack
+
+
+@dataclass(frozen=True)
+class Logical:
+    """A quantized matrix or stack under the name and shape that it has in the unquantized model."""
+
+    name: str
+    shape: tuple[int, ...]
+    path: Path
+    nbytes: int
+    stored: Stored
+
+
+@dataclass(frozen=True)
+class Coded:
+    """One quantized matrix [N, K] of a checkpoint; a source like ``stream.Slice``."""
+
+    tensor: str
+    shape: tuple[int, int]
+    stored: Stored
+    place: Place
+    orientation: str = "out_in"
+
+    @property
+    def how(self) -> Spelling:
+        return self.stored.how
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of fp32 values that are worked on at once."""
+        return 2 * CHUNK_BYTES
+
+    def rows(self, source: Checkpoint, start: int, stop: int) -> Rows:
+        """Rows start:stop as they are stored, ``start`` on a tile."""
+        return self.how.read(source, self.place, self.shape, start, stop)
+
+    def outer(self, source: Checkpoint) -> float | None:
+        """The outer scale as a multiplier, or None."""
+        return self.how.outer(source, self.place, self.shape)
+
+    def order(self, source: Checkpoint) -> NDArray[np.int64] | None:
+        """The column that each stored column belongs to, where the container shuffles them."""
+        if self.how.part("order") is None:
+            return None
+        return self.how.static(source, self.place, self.shape, "order").astype(np.int64)
+
+    def read(self, source: Checkpoint, carrier: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
+        """Exact values of rows start:stop, float32 [rows, K]; any ``start``."""
+        multiple = self.how.row_multiple
+        first = start // multiple * multiple
+        last = min(-(-stop // multiple) * multiple, self.shape[0])
+        rows, scheme = self.rows(source, first, last), self.how.scheme
+        backend = choose(scheme, FP32, self.how.packing).backend
+        values = backend.dequantize(rows, scheme, self.how.packing, self.shape[1], FP32, self.outer(source))
+        order = self.order(source)
+        if order is not None:
+            values = in_order(values, order)
+        return values[start - first : stop - first]
+
+    def codes(self, source: Checkpoint, start: int, stop: int) -> NDArray[np.uint8]:
+        """Codes of rows start:stop, one in a byte."""
+        return unpack(self.rows(source, start, stop).packed, self.how.packing, self.shape[1])
+
+
+def in_order(values: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
+    """Columns put back: stored column c is the model's column order[c]."""
+    out = np.empty_like(values)
+    out[:, order] = values
+    return out
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint and its contents; ``entries`` are those of the unquantized model, in file order, or of the file
+    itself where the checkpoint is ``copied`` as it is."""
+
+    checkpoint: Checkpoint
+    contents: Contents
+    entries: dict[str, Entry | Logical]
+    modules: list[Module]
+    copied: bool = False
+
+    def coded(self, module: Module) -> list[tuple[str, Coded]]:
+        """The quantized matrices of a module by name: itself, or each projection of each expert of a stack."""
+        logical = self.entries[module.tensor]
+        assert isinstance(logical, Logical)
+        stored, n = logical.stored, logical.stored.shape[0]
+        if stored.experts is None:
+            return [(module.name, Coded(module.tensor, stored.shape, stored, stored.place))]
+        found = []
+        for split in module.splits():
+            part, step = split.part, split.part.step
+            rows = len(range(part.start, part.stop, step))
+            place = Place(stored.module, n, stored.experts, split.expert, part.start, step)
+            found.append((split.name, Coded(module.tensor, (rows, stored.shape[1]), stored, place)))
+        return found
+
+    def whole(self, logical: Logical) -> list[Coded]:
+        """The matrices of a module as they are stored, stacks expert by expert and not split."""
+        stored = logical.stored
+        if stored.experts is None:
+            return [Coded(logical.name, stored.shape, stored, stored.place)]
+        places = [Place(stored.module, stored.shape[0], stored.experts, e) for e in range(stored.experts)]
+        return [Coded(logical.name, stored.shape, stored, place) for place in places]
+
+
+def open_coded(checkpoint: Checkpoint) -> Opened:
+    """See a checkpoint through its container; CheckpointError where config and data disagree."""
+    config = checkpoint.config or {}
+    contents = detect(open_source(checkpoint, quantization_config(config)))
+    entries = _entries(checkpoint, contents, config)
+    return Opened(checkpoint, contents, entries, modules(entries, config))
+
+
+def as_it_is(opened: Opened) -> Opened:
+    """The checkpoint as tensors that nobody looks into."""
+    contents = replace(opened.contents, matrices=(), cache_scales=(), taken=())
+    return Opened(opened.checkpoint, contents, dict(opened.checkpoint.entries), [], copied=True)
+
+
+def _entries(
+    checkpoint: Checkpoint, contents: Contents, config: Mapping[str, Any]
+) -> dict[str, Entry | Logical]:
+    """The entries of the unquantized model: a quantized matrix stands where its codes stand."""
+    consumed = contents.consumed
+    at: dict[str, Logical] = {}
+    for stored in contents.matrices:
+        codes = stored.how.part("codes")
+        assert codes is not None
+        first = checkpoint.entries[stored.module + codes.suffix]
+        size = sum(checkpoint.entries[name].nbytes for name in stored.tensors if name in checkpoint.entries)
+        name, shape = _logical(stored, config)
+        at[first.name] = Logical(name, shape, first.path, size, stored)
+    found: dict[str, Entry | Logical] = {}
+    for name, entry in checkpoint.entries.items():
+        if name in at:
+            found[at[name].name] = at[name]
+        elif name not in consumed:
+            found[name] = entry
+    return found
+
+
+def _logical(stored: Stored, config: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    n, k = stored.shape
+    if stored.experts is None:
+        return f"{stored.module}.weight", (n, k)
+    if stack_orientation(stored.module, config) == "in_out":
+        return stored.module, (stored.experts, k, n)
+    return stored.module, (stored.experts, n, k)
