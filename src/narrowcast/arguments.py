@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from narrowcast._version import __version__
 from narrowcast.errors import UsageError
 
-VERBS = ("formats", "schemes", "presets", "roundtrip", "inspect", "quantize", "convert")
+VERBS = ("formats", "schemes", "presets", "roundtrip", "inspect", "quantize", "convert", "vectors")
 Runs = Mapping[str, Callable[[argparse.Namespace], int]]
 WIDTH = 80
 
@@ -87,6 +87,14 @@ examples:
   narrowcast convert DeepSeek-FP8 out --to modelopt --preset nvfp4a16 \\
       --requantize --parent DeepSeek-BF16
   narrowcast convert MODEL out --to plain --dtype fp16""",
+    "vectors": """\
+SCHEME is a scheme, which leaves inputs wide unless --input names theirs, or a
+preset. One .npz and one C header hold the same arrays.
+
+examples:
+  narrowcast vectors nvfp4 --shape 128x256x512 --out vectors
+  narrowcast vectors fp8_block --shape 16x256x512
+  narrowcast vectors int4_g128 --shape 4x64x256 --input int8_token --seed 7""",
 }
 
 
@@ -153,6 +161,7 @@ def parsers(runs: Runs) -> dict[str, argparse.ArgumentParser]:
     _convert_arguments(
         verb("convert", "move a checkpoint into another container, losing nothing it need not")
     )
+    _vectors_arguments(verb("vectors", "operands, scales, layouts and products to test kernels with"))
     return made
 
 
@@ -240,6 +249,15 @@ def _pattern_arguments(parser: argparse.ArgumentParser) -> None:
         "--targets": "quantize only these layers (repeatable)",
     }.items():
         parser.add_argument(name, action="append", default=[], metavar="PATTERN", help=text)
+
+
+def _vectors_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("name", metavar="SCHEME", help="a scheme of the weight, or a preset")
+    add("--shape", required=True, metavar="MxNxK", help="x is MxK, w is NxK, y = x times w transposed")
+    add("--input", metavar="SCHEME", help="how x is quantized, where a scheme is named")
+    add("--out", default=".", metavar="DIR", help="where the two files go (the current directory)")
+    add("--seed", type=_count, default=0, metavar="N", help="seed of the drawn samples (0)")
 
 
 def _count(text: str) -> int:

@@ -193,6 +193,16 @@ def _job(args: argparse.Namespace, settled: Plan) -> int:
     return _answer(args, pages.result_page(result), result.to_json())
 
 
+def run_vectors(args: argparse.Namespace) -> int:
+    from narrowcast.jobs.vectors import vectors, write
+    from narrowcast.report.schemes import parse_shape
+    from narrowcast.report.vectors import vectors_page, vectors_record
+
+    made = vectors(args.name, parse_shape(args.shape), args.seed, args.input)
+    files = write(made, args.out)
+    return _answer(args, vectors_page(made, files), vectors_record(made, files))
+
+
 RUNS: Runs = {
     "formats": run_formats,
     "schemes": run_schemes,
@@ -201,6 +211,7 @@ RUNS: Runs = {
     "inspect": run_inspect,
     "quantize": run_quantize,
     "convert": run_convert,
+    "vectors": run_vectors,
 }
 
 
