@@ -8,6 +8,7 @@ What has no equal is counted and located, and never replaced unless that was ask
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,9 @@ from narrowcast.numbers.codec import widen
 from narrowcast.numbers.formats import FP16, Format
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors
+from narrowcast.tensors.misfits import Misfits
 from narrowcast.tensors.packing import pack, unpack
-from narrowcast.tensors.recode import plan_outer, recode, survey
+from narrowcast.tensors.recode import Survey, plan_outer, recode, survey
 from narrowcast.tensors.storage import same_storage
 
 F32 = NDArray[np.float32]
@@ -31,17 +33,8 @@ SURVEY_ROWS = 1024  # rows that are looked at at once when an outer scale must b
 
 
 @dataclass(frozen=True)
-class Moved:
-    """A chunk in its new scheme, the elements that have no equal in it, and why."""
-
-    rows: Rows
-    lost: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class Move:
-    """How one matrix moves, with the outer scale of the result (as a multiplier) where it has one."""
+    """How one matrix moves, with the outer scale of the result as it is stored, where it has one."""
 
     unit: Unit
     outer: float | None
@@ -51,64 +44,65 @@ class Move:
         assert isinstance(self.unit.source, Coded)
         return self.unit.source
 
-    def rows(self, checkpoint: Checkpoint, start: int, stop: int) -> Moved:
-        """Rows start:stop in the scheme and packing of the result."""
+    def rows(self, checkpoint: Checkpoint, start: int, stop: int) -> tuple[Rows, Misfits]:
+        """Rows start:stop in the scheme and packing of the result, the nearest values standing in for what has no
+        equal there, and what that was."""
         found, how, target = self.source.rows(checkpoint, start, stop), self.source.how, self.unit.how
         k = self.source.shape[1]
         if same_storage(how.scheme, target.scheme):
             packed = found.packed
             if how.packing != target.packing:
                 packed = pack(unpack(found.packed, how.packing, k), target.packing)
-            return Moved(Rows(packed, found.scales, found.zero))
+            return Rows(packed, found.scales, found.zero), Misfits()
         q = qtensor(found, how.scheme, how.packing, k, self.source.outer(checkpoint))
-        made = recode(q, target.scheme, self.outer)
-        packed = pack(made.q.codes, target.packing)
-        return Moved(Rows(packed, made.q.scales[0], made.q.zero), made.elements, made.reason)
+        made = recode(q, target.scheme, self.outer, nearest=True, row=start)
+        assert made.nearest is not None
+        packed = pack(made.nearest.codes, target.packing)
+        return Rows(packed, made.nearest.scales[0], made.nearest.zero), made.misfits
 
     def check(self, checkpoint: Checkpoint, start: int, stop: int, back: Rows, outer: float | None) -> Errors:
-        """Rows start:stop of the result against the source: elements whose values differ are beyond."""
+        """Rows start:stop of the result, read back, against the source: what is not as it must be is beyond."""
+        wanted, _ = self.rows(checkpoint, start, stop)
         how, target, k = self.source.how, self.unit.how, self.source.shape[1]
-        before = qtensor(
-            self.source.rows(checkpoint, start, stop),
-            how.scheme,
-            how.packing,
-            k,
-            self.source.outer(checkpoint),
-        )
-        after = qtensor(back, target.scheme, target.packing, k, outer)
+        codes = unpack(wanted.packed, target.packing, k)
+        beyond = int((codes != unpack(back.packed, target.packing, k)).sum())
+        if wanted.scales.tobytes() != back.scales.tobytes() or not _equal(wanted.zero, back.zero):
+            beyond = codes.size
         if same_storage(how.scheme, target.scheme):
-            same = (before.codes == after.codes).all(axis=-1)
-            whole = np.array_equal(
-                before.scales[0], after.scales[0], equal_nan=before.scales[0].dtype.kind == "f"
-            )
-            zeros = before.zero is None or np.array_equal(before.zero, after.zero)
-            beyond = int((~same).sum()) * k + (0 if whole and zeros else before.codes.size)
-            return Errors(before.codes.size, 1.0, 0.0, beyond=beyond)
-        x, y = before.dequantize(), after.dequantize()
-        differ = (x != y) & ~(np.isnan(x) & np.isnan(y))
+            return Errors(codes.size, 1.0, 0.0, beyond=beyond)
+        rows, own = self.source.rows(checkpoint, start, stop), self.source.outer(checkpoint)
+        x = qtensor(rows, how.scheme, how.packing, k, own).dequantize().astype(np.float64)
+        y = qtensor(back, target.scheme, target.packing, k, outer).dequantize()
         finite = np.isfinite(x) & np.isfinite(y)
-        noise = float(np.square(np.where(finite, x.astype(np.float64) - y, 0)).sum())
-        signal = float(np.square(np.where(finite, x, 0), dtype=np.float64).sum())
-        expected = self.rows(checkpoint, start, stop).lost
-        return Errors(x.size, signal, noise, clipped=expected, beyond=max(int(differ.sum()) - expected, 0))
+        noise = float(np.square(np.where(finite, x - y, 0)).sum())
+        return Errors(x.size, float(np.square(np.where(finite, x, 0)).sum()), noise, beyond=beyond)
 
 
-def move_of(unit: Unit, checkpoint: Checkpoint) -> Move:
-    """The move of a recoded unit: its outer scale is the source's, or found by a look at all block scales."""
+def _equal(a: NDArray[np.uint8] | None, b: NDArray[np.uint8] | None) -> bool:
+    return a is b if a is None or b is None else np.array_equal(a, b)
+
+
+def move_of(unit: Unit, members: Sequence[Unit], checkpoint: Checkpoint) -> Move:
+    """The move of a recoded unit. Its outer scale is its source's, or found by a look at all block scales of its
+    fused group, which keeps one."""
     source, target = unit.source, unit.how.scheme
     assert isinstance(source, Coded)
-    outer = source.outer(checkpoint)
     if same_storage(source.how.scheme, target) or target.outer is None:
-        return Move(unit, outer if target.outer is not None else None)
+        return Move(unit, source.outer(checkpoint) if target.outer is not None else None)
     seen = None
-    step = max(SURVEY_ROWS // source.how.row_multiple, 1) * source.how.row_multiple
-    for start in range(0, source.shape[0], step):
-        stop = min(start + step, source.shape[0])
-        rows = source.rows(checkpoint, start, stop)
-        part = survey(qtensor(rows, source.how.scheme, source.how.packing, source.shape[1], outer))
-        seen = part if seen is None else seen + part
+    for member in members:
+        for part in _surveys(member.source, checkpoint):
+            seen = part if seen is None else seen + part
     assert seen is not None
     return Move(unit, plan_outer(seen, source.how.scheme, target))
+
+
+def _surveys(source: Coded, checkpoint: Checkpoint) -> Iterator[Survey]:
+    step = max(SURVEY_ROWS // source.how.row_multiple, 1) * source.how.row_multiple
+    outer = source.outer(checkpoint)
+    for start in range(0, source.shape[0], step):
+        rows = source.rows(checkpoint, start, min(start + step, source.shape[0]))
+        yield survey(qtensor(rows, source.how.scheme, source.how.packing, source.shape[1], outer))
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,7 @@ class Plan:
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
     requantize: bool = False
     saturate: bool = False
+    parent: str | Path | None = None
 
     @property
     def units(self) -> tuple[Unit, ...]:

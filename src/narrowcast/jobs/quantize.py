@@ -21,6 +21,7 @@ from typing import Any
 from narrowcast.containers import containers
 from narrowcast.containers.container import Container
 from narrowcast.errors import InputError, NarrowcastError, NonFiniteError, RangeError, UsageError
+from narrowcast.jobs.parent import Loss, losses, rounded_again
 from narrowcast.jobs.plan import Plan, source_identity
 from narrowcast.jobs.planning import make_plan
 from narrowcast.jobs.shards import CheckFailed, Work, backend_of, scan_units
@@ -46,6 +47,7 @@ class Result:
     roles: dict[str, Errors] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     backend: str = ""
+    losses: dict[str, Loss] = field(default_factory=dict)
 
     @property
     def worst(self) -> list[tuple[str, Errors, str]]:
@@ -73,6 +75,7 @@ class Result:
             "engines": list(self.plan.engines),
             "total": errors_json(self.total),
             "roles": {role: errors_json(errors) for role, errors in self.roles.items()},
+            "second_rounding": {role: loss.to_json() for role, loss in self.losses.items()},
             "worst": [{"tensor": n, "scheme": s, **errors_json(e)} for n, e, s in self.worst],
         }
 
@@ -222,9 +225,10 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
             if not lost:
                 _tell_of_resuming(error)
             raise
+    found = losses(plan, plan.parent, plan.place) if plan.parent is not None and rounded_again(plan) else {}
     work.seconds["total"] = time.perf_counter() - started
     size = sum(p.stat().st_size for p in plan.place.rglob("*") if p.is_file())
-    reasons = (*sorted(work.reasons), *output.notes)
+    reasons = (*sorted(work.reasons), *work.remarks(), *output.notes)
     return Result(
         plan.place,
         plan,
@@ -234,6 +238,7 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
         work.roles(),
         reasons,
         "+".join(sorted(work.backends)),
+        found,
     )
 
 

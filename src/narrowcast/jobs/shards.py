@@ -17,9 +17,9 @@ import numpy as np
 
 from narrowcast.containers.spelling import Array
 from narrowcast.errors import InputError, NonFiniteError, RangeError, StorageError
+from narrowcast.jobs.moving import Cast, Move, check_cast, move_of, narrowed
 from narrowcast.jobs.plan import CARD, RECORD, Copy, Plan, Shard, Unit
 from narrowcast.jobs.record import model_card, record
-from narrowcast.jobs.moving import Cast, Move, Moved, check_cast, move_of, narrowed
 from narrowcast.jobs.stream import Progress, ProgressFactory, Silent, Workers, chunks
 from narrowcast.kernels import Backend, Rows, Scan, choose
 from narrowcast.model.keeping import keep_flags
@@ -30,6 +30,7 @@ from narrowcast.store.output import Output
 from narrowcast.store.safetensors import Reader
 from narrowcast.store.writer import Writer
 from narrowcast.tensors.metrics import Errors
+from narrowcast.tensors.misfits import Misfits
 from narrowcast.tensors.scaling import outer_scale
 
 # Source bytes whose maxima are found before they are quantized, so that the second read finds them cached.
@@ -59,6 +60,7 @@ class Work:
         self.make = make
         self.moves: dict[str, Move] = {}
         self.casts: dict[str, Cast] = {}
+        self.misfits: dict[str, Misfits] = {}
         self.lock = threading.Lock()
 
     def shards(self) -> None:
@@ -117,7 +119,7 @@ class Work:
             self.outer[group] = float(scale[0, 0])
 
     def _matrices(self, units: Sequence[Unit], writer: Writer, bar: Progress) -> None:
-        tasks = [(unit, i, j) for unit in units for i, j in _ranges(unit)]
+        tasks = [(unit, i, j) for unit in units for i, j in ranges(unit)]
         for unit in units:
             for name, data, at, stride in unit.how.constants(
                 unit.place, unit.source.shape, self._statics(unit)
@@ -136,10 +138,12 @@ class Work:
     def _rows(self, unit: Unit, i: int, j: int) -> Rows:
         """Rows i:j of a matrix as they will be written."""
         if unit.step == "recode":
-            moved = self._moves(unit).rows(self.source, i, j)
-            if moved.lost and not self.plan.requantize:
-                raise self._unmapped(unit, moved)
-            return moved.rows
+            moved, misfits = self._moves(unit).rows(self.source, i, j)
+            with self.lock:
+                self.misfits[unit.module] = self.misfits.get(unit.module, Misfits()) + misfits
+            if misfits.tiles and not self.plan.requantize:
+                raise self._unmapped(unit, misfits)
+            return moved
         stored = unit.source.read(self.source, unit.carrier, i, j)
         if unit.step == "decode":
             cast, seen = narrowed(widen(stored, unit.dtype), formats[unit.how.format], i)
@@ -157,7 +161,7 @@ class Work:
         with self.lock:
             found = self.moves.get(unit.module)
         if found is None:
-            found = move_of(unit, self.source)
+            found = move_of(unit, self.members[unit.group], self.source)
             with self.lock:
                 self.moves[unit.module] = found
         return found
@@ -167,12 +171,13 @@ class Work:
         outer = self._outer(unit)
         return unit.statics | ({} if outer is None else {"outer": np.float32([outer])})
 
-    def _unmapped(self, unit: Unit, moved: Moved) -> InputError:
+    def _unmapped(self, unit: Unit, misfits: Misfits) -> InputError:
         return RangeError(
-            f"{unit.module}: {moved.reason}", where=self.plan.root,
-            got=f"{moved.lost} elements without an equal in {unit.scheme_name}",
+            f"{unit.module} has values without an equal in {unit.scheme_name}",
+            where=self.plan.root,
+            got=misfits.words(unit.how.scheme),
             remedy="--requantize takes the nearest values and counts them",
-        )  # fmt: skip
+        )
 
     def _carry(self, copy: Copy, writer: Writer, bar: Progress) -> None:
         for at, data in _copied(self.source, copy):
@@ -186,7 +191,7 @@ class Work:
         self.seconds["sync"] += time.perf_counter() - begun
         begun = time.perf_counter()
         with Reader(self.output.staging / shard.name) as reader:
-            tasks = [(unit, i, j) for unit in shard.units for i, j in _ranges(unit)]
+            tasks = [(unit, i, j) for unit in shard.units for i, j in ranges(unit)]
             with self.pool.map(lambda t: self._compare(reader, *t, bar), tasks) as results:
                 for (unit, _, _), found in zip(tasks, results, strict=True):
                     self.errors[unit.module] = self.errors.get(unit.module, Errors()) + found
@@ -216,6 +221,27 @@ class Work:
             where=where,
             remedy="the output was removed; run again, and check the disk and memory if it recurs",
         )
+
+    def remarks(self) -> list[str]:
+        """What moving codes did that is worth telling: outer scales that do not invert, tiles that were rounded."""
+        found = []
+        inexact = [m.outer_ulp for m in self.misfits.values() if m.outer_ulp]
+        if inexact:
+            found.append(
+                f"{len(inexact)} outer scales have no exact inverse and moved by at most {max(inexact):.3g} of their "
+                "last place; all codes and block scales are as they were"
+            )
+        tiles = sum(m.tiles for m in self.misfits.values())
+        if tiles:
+            of = sum(m.of for m in self.misfits.values())
+            found.append(
+                f"{tiles:,} of {of:,} tiles have no equal in the result's scheme and were rounded again"
+            )
+        if self.plan.saturate and self.casts:
+            over = sum(cast.overflowed for cast in self.casts.values())
+            under = sum(cast.underflowed for cast in self.casts.values())
+            found.append(f"fp16 clipped {over:,} values and made {under:,} zero")
+        return found
 
     def refuse_casts(self) -> None:
         """Refuse a cast to fp16 that overflowed or underflowed, naming every tensor with the first such value."""
@@ -307,7 +333,8 @@ def backend_of(unit: Unit) -> tuple[Backend, str]:
     return choice.backend, choice.reason
 
 
-def _ranges(unit: Unit) -> list[tuple[int, int]]:
+def ranges(unit: Unit) -> list[tuple[int, int]]:
+    """Row ranges of a matrix that are worked on at once."""
     n, k = unit.source.shape
     across = (
         8 if any(part.across for part in unit.how.parts) else 1
@@ -333,7 +360,7 @@ def scan_units(
     source: Checkpoint, units: Sequence[Unit], pool: Workers, backend: Backend, bar: Progress
 ) -> dict[str, Scan]:
     """amax and non-finite counts of whole units; the first index is flat over the unit's matrix."""
-    tasks = [(unit, i, j) for unit in units for i, j in _ranges(unit)]
+    tasks = [(unit, i, j) for unit in units for i, j in ranges(unit)]
 
     def work(task: tuple[Unit, int, int]) -> Scan:
         unit, i, j = task

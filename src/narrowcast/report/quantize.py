@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from narrowcast.jobs.parent import rounded_again
 from narrowcast.jobs.plan import Plan
 from narrowcast.jobs.quantize import Result
 from narrowcast.report.tables import (
@@ -105,8 +106,9 @@ def result_page(result: Result) -> list[str]:
     """What was written and what it lost: per role, the worst tensors, coverage, sizes and seconds."""
     plan = result.plan
     lines = [*_headline(plan), ""]
-    lines += [*_roles(result), "", *_worst(result), ""]
-    remarks = notes(plan) + [part for reason in result.reasons for part in hanging(f"note: {reason}")]
+    lines += [*_roles(result), "", *_worst(result), "", *_losses(result)]
+    reasons = [part for reason in result.reasons for part in hanging(f"note: {reason}")]
+    remarks = notes(plan) + _second_rounding(result) + reasons
     return [*lines, *facts(_outcome(result)), *([""] if remarks else []), *remarks]
 
 
@@ -131,6 +133,27 @@ def _worst(result: Result) -> list[str]:
     ]
     titles = (f"worst {len(rows)} tensors", "scheme", "SQNR dB", "clipped", "to zero")
     return table(titles, rows, "Llrrr", indent=2)
+
+
+def _losses(result: Result) -> list[str]:
+    """SQNR of the first rounding, the second, both, and of starting from the parent."""
+    rows = [
+        (role, *(decibel(getattr(loss, name).sqnr) for name in ("first", "second", "both", "straight")))
+        for role, loss in result.losses.items()
+    ]
+    titles = ("SQNR dB of", "first rounding", "second", "both", "straight from the parent")
+    return [*table(titles, rows, "lrrrr", indent=2), ""] if rows else []
+
+
+def _second_rounding(result: Result) -> list[str]:
+    again = rounded_again(result.plan)
+    if not again or result.losses:
+        return []
+    errors = sum((result.tensors[unit.module] for unit in again), Errors())
+    return hanging(
+        f"note: {len(again)} matrices were rounded a second time, at {decibel(errors.sqnr)} dB beside what the first "
+        "rounding lost; --parent MODEL shows both beside starting from the parent"
+    )
 
 
 def _outcome(result: Result) -> list[tuple[str, str]]:
