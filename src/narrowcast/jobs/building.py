@@ -180,7 +180,8 @@ class Builder:
             raise UsageError(
                 f"{name} cannot become {how.scheme.name} without a second rounding: {reason}",
                 where=self.checkpoint.root, got=source.how.scheme.name, wanted=how.scheme.name,
-                remedy="--requantize rounds again and says what that cost; starting from the unquantized parent costs less",
+                remedy="--requantize rounds again and says what that cost; "
+                "starting from the unquantized parent costs less",
             )  # fmt: skip
         return "quantize"
 
@@ -189,10 +190,11 @@ class Builder:
         for (scheme, multiple, axis), layers in self.indivisible.items():
             names = list(dict.fromkeys(name for name, _ in layers))
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            widths = sorted({width for _, width in layers})
+            sizes = ", ".join(map(str, sorted({size for _, size in layers})))
+            have = "layer has" if len(names) == 1 else "layers have"
             raise UsageError(
-                f"{len(names)} {'layer has' if len(names) == 1 else 'layers have'} a {axis} that {scheme} cannot divide",
-                where=", ".join(names[:3]) + more, got=f"{', '.join(map(str, widths))} {'columns' if axis == 'width' else 'rows'}",
+                f"{len(names)} {have} a {axis} that {scheme} cannot divide", where=", ".join(names[:3]) + more,
+                got=f"{sizes} {'columns' if axis == 'width' else 'rows'}",
                 wanted=f"a multiple of {multiple}",
                 remedy=f"keep {'it' if len(names) == 1 else 'them'}: {keep_flags(self.modules, names)}",
             )  # fmt: skip

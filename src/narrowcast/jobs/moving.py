@@ -123,7 +123,8 @@ class Cast:
 
     def __str__(self) -> str:
         row, column, value = self.first or (0, 0, 0.0)
-        return f"({self.overflowed} over, {self.underflowed} under, the first {value:.6g} at row {row}, column {column})"
+        counts = f"{self.overflowed} over, {self.underflowed} under"
+        return f"({counts}, the first {value:.6g} at row {row}, column {column})"
 
 
 def narrowed(values: F32, out: Format, row: int) -> tuple[NDArray[np.generic], Cast]:

@@ -32,14 +32,17 @@ from narrowcast.tensors.metrics import Errors
 from narrowcast.tensors.scaling import outer_scale
 
 
+NOTHING = Errors()
+
+
 @dataclass(frozen=True)
 class Loss:
     """Sums of the four comparisons; see the module docstring."""
 
-    first: Errors = Errors()
-    second: Errors = Errors()
-    both: Errors = Errors()
-    straight: Errors = Errors()
+    first: Errors = NOTHING
+    second: Errors = NOTHING
+    both: Errors = NOTHING
+    straight: Errors = NOTHING
 
     def __add__(self, other: Loss) -> Loss:
         return Loss(*(getattr(self, f) + getattr(other, f) for f in ("first", "second", "both", "straight")))
