@@ -31,7 +31,6 @@ from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors
 from narrowcast.tensors.scaling import outer_scale
 
-
 NOTHING = Errors()
 
 
