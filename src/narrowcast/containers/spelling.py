@@ -38,7 +38,9 @@ from narrowcast.tensors.scaling import scales_shape
 from narrowcast.tensors.schemes import Scheme
 
 Array = NDArray[Any]
-Piece = Literal["codes", "scales", "zero", "outer", "input", "input_zero", "shape", "order", "pre_scale"]
+Piece = Literal[
+    "codes", "scales", "zero", "outer", "input", "input_zero", "shape", "order", "pre_scale", "recast"
+]  # fmt: skip
 FOLLOWS_ROWS = ("codes", "scales", "zero")
 
 
@@ -71,7 +73,9 @@ class Part:
     those of ``kernels.Rows``: packed codes [n, bytes], scales [tiles, tiles] as stored, zero-point codes alike;
     where the part is ``across``, the stored chunk is [X, columns]. Statics pass whole arrays (``count`` is N),
     an outer scale and an input's
-    scale as the multiplier of a decoder, float32 [1]. ``optional`` parts may be missing.
+    scale as the multiplier of a decoder, float32 [1], whether it is stored so or ``divides``. A pre_scale [K]
+    multiplies the input, and so the columns of the weight; a recast is the scale of the eight-bit weight that an
+    engine makes from the decoded one, and multiplies nothing. ``optional`` parts may be missing.
     """
 
     suffix: str
@@ -84,6 +88,7 @@ class Part:
     encode: Callable[[Array], Array] = _same
     decode: Callable[[Array, int], Array] = _first_rows
     optional: bool = False
+    divides: bool = False
 
     @property
     def carrier(self) -> np.dtype[Any]:
@@ -197,6 +202,11 @@ class Spelling:
 
     def static(self, source: Tensors, place: Place, shape: tuple[int, int], piece: Piece) -> Array:
         """One static; UsageError when the file does not hold it."""
+        part, stored = self.as_stored(source, place, piece)
+        return part.decode(stored, shape[0])
+
+    def as_stored(self, source: Tensors, place: Place, piece: Piece) -> tuple[Part, Array]:
+        """One static as it lies in the file, with its part."""
         part = self.part(piece)
         name = place.stem + part.suffix if part is not None else place.stem
         if part is None or name not in source.entries:
@@ -205,7 +215,7 @@ class Spelling:
         size = prod(entry.shape) // (place.experts or 1)
         buffer = np.empty(size, entry.dtype.carrier)
         source.read_into(name, buffer, place.expert * buffer.nbytes)
-        return part.decode(buffer, shape[0])
+        return part, buffer
 
     def outer(self, source: Tensors, place: Place, shape: tuple[int, int]) -> float | None:
         """The outer scale (of a scheme of one level per tensor: its only one) as a multiplier, or None."""
@@ -294,8 +304,9 @@ def value_part(
         return np.float32(1) / value if divides else value
 
     return Part(
-        suffix, piece, dtype, lambda n, k: shape, per=0, encode=encode, decode=decode, optional=optional
-    )
+        suffix, piece, dtype, lambda n, k: shape, per=0, encode=encode, decode=decode, optional=optional,
+        divides=divides,
+    )  # fmt: skip
 
 
 def widened(stored: Array, dtype: str) -> NDArray[np.float32]:

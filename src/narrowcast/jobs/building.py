@@ -15,6 +15,7 @@ The result keeps the source's shards: what a source tensor becomes stays in the 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 
 from narrowcast.containers.container import Container, Document, Group, Layers
 from narrowcast.containers.plain import spell as spell_plain
-from narrowcast.containers.spelling import Array, Place, Spelling, widened
+from narrowcast.containers.spelling import Array, Piece, Place, Spelling, widened
 from narrowcast.errors import InputError, UsageError
 from narrowcast.jobs.coded import Coded, Logical, Opened
 from narrowcast.jobs.plan import Copy, Shard, Step, Unit
@@ -43,6 +44,17 @@ from narrowcast.tensors.schemes import schemes
 from narrowcast.tensors.storage import same_storage
 
 SOURCES = ("bf16", "fp16", "fp32")
+# Pieces that say something about columns, which no code or scale of another spelling can take over.
+COLUMNS: Mapping[Piece, str] = {
+    "order": "its columns are shuffled over the groups",
+    "pre_scale": "its input is multiplied by a scale for each column",
+}
+# Pieces that some containers have no tensor for, and what they are.
+UNWRITTEN: Mapping[str, str] = {
+    "input": "scales of inputs",
+    "input_zero": "zero points of inputs",
+    "recast": "scales of the eight-bit weights that an engine makes",
+}
 
 
 class Builder:
@@ -61,6 +73,7 @@ class Builder:
             str, list[Copy]
         ] = {}  # source tensors that are not copied whole, with what replaces them
         self.values: dict[Path, list[tuple[str, Array]]] = {}
+        self.left_out: dict[str, list[str]] = {}  # piece to modules
 
     def add(self, assignment: Assignment, target: Target) -> None:
         """Quantize a module to a recipe's target."""
@@ -151,12 +164,19 @@ class Builder:
             step = self._step(name, source, how)
             if step == "recode":
                 statics = source.how.statics(self.checkpoint, source.place, source.shape)
-            how = how.without(
-                *(part.piece for part in how.parts if part.piece == "input" and "input" not in statics)
-            )
+                for piece in statics.keys() & UNWRITTEN.keys() - {part.piece for part in how.parts}:
+                    self.left_out.setdefault(piece, []).append(name)
+            elif linear.calibrated:
+                raise UsageError(
+                    f"{name} takes an input scale that was found for its old weight",
+                    where=self.checkpoint.root,
+                    remedy="--preset with a scheme whose inputs are quantized on the fly",
+                )
             dtype = FP32
         else:
             carrier = DTYPES[{"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[dtype.name]].carrier
+        absent = {part.piece for part in how.parts if part.optional or part.piece == "input"}
+        how = how.without(*(absent - statics.keys()))
         place = Place(
             name, source.shape[0]
         )  # its own tensors, until ``shards`` knows what the container stacks
@@ -166,14 +186,16 @@ class Builder:
 
     def _step(self, name: str, source: Coded, how: Spelling) -> Step:
         """How a quantized matrix gets into another spelling; UsageError where that would round and nobody asked."""
-        shuffled = source.how.part("order") is not None and how.part("order") is None
-        if not shuffled and same_storage(source.how.scheme, how.scheme):
-            return "recode"
-        reason = (
-            "its columns are shuffled over the groups"
-            if shuffled
-            else possible(source.how.scheme, how.scheme)
+        reason = next(
+            (
+                why
+                for piece, why in COLUMNS.items()
+                if source.how.part(piece) is not None and how.part(piece) is None
+            ),
+            None,
         )
+        if reason is None and not same_storage(source.how.scheme, how.scheme):
+            reason = possible(source.how.scheme, how.scheme)
         if reason is None:
             return "recode"
         if not self.requantize:
@@ -241,6 +263,10 @@ class Builder:
 
     def shards(self) -> tuple[Shard, ...]:
         """Every unit at its place, and every shard with its layout."""
+        for piece, names in self.left_out.items():
+            self.fallbacks.append(
+                f"{names[0]}: {self.container.name} has no {UNWRITTEN[piece]}; {len(names)} were left out"
+            )
         group_of = {
             name: i for i, names in enumerate(fused_groups(u.module for u in self.units)) for name in names
         }
@@ -331,6 +357,11 @@ class Builder:
             assert cache is not None
             entry = self.checkpoint.entries[scale.tensor]
             value = widened(self.checkpoint.array(scale.tensor).reshape(-1), entry.dtype.name)
+            if value.size > 1 and "fp8_head" not in self.container.cache_schemes:
+                self.fallbacks.append(
+                    f"{scale.tensor}: {self.container.name} has no cache scales per head; left out"
+                )
+                continue
             shape = cache.shape if value.size == 1 else (value.size, 1, 1)
             name = scale.attention + cache.suffixes.get(scale.which, f".{scale.which}_scale")
             self.values.setdefault(entry.path, []).append((name, value.reshape(shape)))

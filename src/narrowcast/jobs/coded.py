@@ -24,7 +24,7 @@ from narrowcast.jobs.stream import CHUNK_BYTES
 from narrowcast.kernels import Rows, choose
 from narrowcast.model.modules import Module, modules, stack_orientation
 from narrowcast.model.roles import quantization_config
-from narrowcast.numbers.formats import FP32
+from narrowcast.numbers.formats import FP32, Format
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.safetensors import Entry
 from narrowcast.tensors.packing import unpack
@@ -76,12 +76,16 @@ class Coded:
 
     def read(self, source: Checkpoint, carrier: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
         """Exact values of rows start:stop, float32 [rows, K]; any ``start``."""
+        return self.decode(source, start, stop, FP32)
+
+    def decode(self, source: Checkpoint, start: int, stop: int, out: Format) -> NDArray[Any]:
+        """Rows start:stop as floats [rows, K]: the exact values, rounded once to ``out``; any ``start``."""
         multiple = self.how.row_multiple
         first = start // multiple * multiple
         last = min(-(-stop // multiple) * multiple, self.shape[0])
         rows, scheme = self.rows(source, first, last), self.how.scheme
         backend = choose(scheme, FP32, self.how.packing).backend
-        values = backend.dequantize(rows, scheme, self.how.packing, self.shape[1], FP32, self.outer(source))
+        values = backend.dequantize(rows, scheme, self.how.packing, self.shape[1], out, self.outer(source))
         order = self.order(source)
         if order is not None:
             values = in_order(values, order)

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.containers.spelling import Piece, widened
 from narrowcast.jobs.coded import Coded
 from narrowcast.jobs.plan import Unit
 from narrowcast.kernels import Rows
 from narrowcast.kernels.reference.dequantize import narrow
 from narrowcast.kernels.reference.rows import qtensor
 from narrowcast.numbers.codec import widen
-from narrowcast.numbers.formats import FP16, Format
+from narrowcast.numbers.formats import FP16, formats
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors
 from narrowcast.tensors.misfits import Misfits
@@ -28,16 +30,17 @@ from narrowcast.tensors.packing import pack, unpack
 from narrowcast.tensors.recode import Survey, plan_outer, recode, survey
 from narrowcast.tensors.storage import same_storage
 
-F32 = NDArray[np.float32]
 SURVEY_ROWS = 1024  # rows that are looked at at once when an outer scale must be found
 
 
 @dataclass(frozen=True)
 class Move:
-    """How one matrix moves, with the outer scale of the result as it is stored, where it has one."""
+    """How one matrix moves, with the outer scale of the result as it is stored, where it has one. ``ulp``: how far
+    the scales that are kept once for it are from their exact inverses, in the last place of what is stored."""
 
     unit: Unit
     outer: float | None
+    ulp: float = 0.0
 
     @property
     def source(self) -> Coded:
@@ -53,7 +56,7 @@ class Move:
             packed = found.packed
             if how.packing != target.packing:
                 packed = pack(unpack(found.packed, how.packing, k), target.packing)
-            return Rows(packed, found.scales, found.zero), Misfits()
+            return Rows(packed, found.scales, found.zero), Misfits(outer_ulp=self.ulp)
         q = qtensor(found, how.scheme, how.packing, k, self.source.outer(checkpoint))
         made = recode(q, target.scheme, self.outer, nearest=True, row=start)
         assert made.nearest is not None
@@ -88,13 +91,30 @@ def move_of(unit: Unit, members: Sequence[Unit], checkpoint: Checkpoint) -> Move
     source, target = unit.source, unit.how.scheme
     assert isinstance(source, Coded)
     if same_storage(source.how.scheme, target) or target.outer is None:
-        return Move(unit, source.outer(checkpoint) if target.outer is not None else None)
+        outer = source.outer(checkpoint) if target.outer is not None else None
+        return Move(unit, outer, max(_ulps(unit, source, checkpoint), default=0.0))
     seen = None
     for member in members:
         for part in _surveys(member.source, checkpoint):
             seen = part if seen is None else seen + part
     assert seen is not None
     return Move(unit, plan_outer(seen, source.how.scheme, target))
+
+
+def _ulps(unit: Unit, source: Coded, checkpoint: Checkpoint) -> Iterator[float]:
+    """How far outer and input scales move, in units of the last place of the stored result: a divisor d becomes the
+    multiplier fl(1 / d), which is exact for powers of two only."""
+    pieces: tuple[Piece, ...] = ("outer", "input")
+    for piece in pieces:
+        written = unit.how.part(piece)
+        if written is None or source.how.part(piece) is None:
+            continue
+        part, stored = source.how.as_stored(checkpoint, source.place, piece)
+        made = widened(written.encode(part.decode(stored, 0)), written.dtype)
+        for before, after in zip(widened(stored, part.dtype).flat, made.flat, strict=True):
+            if np.isfinite([before, after]).all() and before and after:
+                meant = Fraction(float(before)) ** (1 if part.divides == written.divides else -1)
+                yield float(abs(Fraction(float(after)) - meant) / Fraction(float(np.spacing(abs(after)))))
 
 
 def _surveys(source: Coded, checkpoint: Checkpoint) -> Iterator[Survey]:
@@ -127,29 +147,24 @@ class Cast:
         return f"({counts}, the first {value:.6g} at row {row}, column {column})"
 
 
-def narrowed(values: F32, out: Format, row: int) -> tuple[NDArray[np.generic], Cast]:
-    """fp32 values [n, K] rounded once to ``out`` (saturated, where fp16 is too small), and what that did;
-    ``row`` is the first's index."""
+def cast_rows(
+    unit: Unit, checkpoint: Checkpoint, start: int, stop: int
+) -> tuple[NDArray[np.generic], Cast | None]:
+    """Rows start:stop of a matrix rounded once to its float dtype, and what that did to the range of fp16, in which
+    too large values are saturated."""
+    out = formats[unit.how.format]
+    if isinstance(unit.source, Coded) and out is not FP16:
+        return unit.source.decode(checkpoint, start, stop, out), None
+    values = widen(unit.source.read(checkpoint, unit.carrier, start, stop), unit.dtype)
     cast = narrow(values, out)
     if out is not FP16:
-        return cast, Cast()
+        return cast, None
     over = np.isinf(cast) & np.isfinite(values)
     under = (cast == 0) & (values != 0)
     bad = over | under
     if not bad.any():
-        return cast, Cast()
+        return cast, None
     at = np.argwhere(bad)[0]
-    first = (row + int(at[0]), int(at[1]), float(values[tuple(at)]))
+    first = (start + int(at[0]), int(at[1]), float(values[tuple(at)]))
     cast = np.where(over, np.copysign(np.float16(FP16.max), values), cast).astype(np.float16)
     return cast, Cast(int(over.sum()), int(under.sum()), first)
-
-
-def check_cast(values: F32, packed: NDArray[np.uint8], out: Format) -> Errors:
-    """Decoded values against what the file holds: one rounding away, to the bit."""
-    expected, _ = narrowed(values, out, 0)
-    back = packed.reshape(-1).view(expected.dtype).reshape(values.shape)
-    differ = int((back.view(f"u{back.itemsize}") != expected.view(f"u{back.itemsize}")).sum())
-    finite = np.isfinite(values)
-    difference = np.where(finite, values.astype(np.float64) - widen(back, out), 0)
-    signal = float(np.square(np.where(finite, values, 0), dtype=np.float64).sum())
-    return Errors(values.size, signal, float(np.square(difference).sum()), beyond=differ)
