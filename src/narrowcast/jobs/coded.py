@@ -22,6 +22,7 @@ from narrowcast.containers.detect import detect, open_source
 from narrowcast.containers.spelling import Place, Spelling
 from narrowcast.jobs.stream import CHUNK_BYTES
 from narrowcast.kernels import Rows, choose
+from narrowcast.kernels.reference.dequantize import narrow
 from narrowcast.model.modules import Module, modules, stack_orientation
 from narrowcast.model.roles import quantization_config
 from narrowcast.numbers.formats import FP32, Format
@@ -85,7 +86,13 @@ class Coded:
         last = min(-(-stop // multiple) * multiple, self.shape[0])
         rows, scheme = self.rows(source, first, last), self.how.scheme
         backend = choose(scheme, FP32, self.how.packing).backend
-        values = backend.dequantize(rows, scheme, self.how.packing, self.shape[1], out, self.outer(source))
+        scaled = self.how.part("pre_scale") is not None
+        values = backend.dequantize(
+            rows, scheme, self.how.packing, self.shape[1], FP32 if scaled else out, self.outer(source)
+        )
+        if scaled:
+            # The input is multiplied by it, so this is the weight that meets the model's own input.
+            values = narrow(values * self.how.static(source, self.place, self.shape, "pre_scale"), out)
         order = self.order(source)
         if order is not None:
             values = in_order(values, order)
