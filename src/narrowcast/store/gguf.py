@@ -163,7 +163,7 @@ def _entry(tensor: GGUFTensor, path: Path) -> Entry:
 class _Cursor:
     """Reads the header front to back; every length is held against the bytes that are left."""
 
-    def __init__(self, file: io.BufferedReader, size: int, path: Path) -> None:
+    def __init__(self, file: io.BufferedReader[io.FileIO], size: int, path: Path) -> None:
         self.file, self.size, self.path, self.at = file, size, path, 0
 
     def take(self, length: int, what: str) -> bytes:
