@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from demo.source import smollm2_gguf
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
