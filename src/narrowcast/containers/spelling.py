@@ -129,7 +129,8 @@ Chunk = tuple[str, Array, int, int]
 @dataclass(frozen=True)
 class Spelling:
     """How one linear scheme is written in a container: its parts, the packing of codes between them and the kernels,
-    who reads it, and what N and K must be multiples of. ``scheme`` is None for plain floats."""
+    who reads it (``whole``: only where tiles fill the matrix), and what N and K must be multiples of. ``scheme`` is
+    None for plain floats."""
 
     container: str
     format: str
@@ -138,6 +139,7 @@ class Spelling:
     parts: tuple[Part, ...]
     engines: tuple[str, ...] = ()
     multiples: tuple[int, int] = (1, 1)
+    whole: tuple[str, ...] = ()
 
     @property
     def row_multiple(self) -> int:
@@ -151,6 +153,13 @@ class Spelling:
     def without(self, *pieces: Piece) -> Spelling:
         """The same spelling without some parts, such as an input scale that nobody has."""
         return replace(self, parts=tuple(part for part in self.parts if part.piece not in pieces))
+
+    def of(self, shape: tuple[int, int]) -> Spelling:
+        """The spelling of a matrix of this shape: without engines that read whole tiles only, where one is partial."""
+        tile = self.scheme.inner.tile
+        if all(size == 0 or length % size == 0 for length, size in zip(shape, tile, strict=True)):
+            return self
+        return replace(self, engines=tuple(engine for engine in self.engines if engine not in self.whole))
 
     def names(self, place: Place) -> list[str]:
         """The tensors of a matrix."""
@@ -195,8 +204,10 @@ class Spelling:
                 buffer = np.empty(view, part.carrier)
                 source.read_pieces(place.stem + part.suffix, buffer, begin, stride)
                 found[part.piece] = part.decode(buffer, self._count(part, start, stop))
-        if "scales" not in found and self.scheme is not None:
-            found["scales"] = self.static(source, place, shape, "outer").reshape(1, 1)
+        outer = self.part("outer")
+        if "scales" not in found and self.scheme is not None and outer is not None:
+            multiplier = self.static(source, place, shape, "outer")
+            found["scales"] = narrowed(multiplier, outer.dtype).reshape(1, 1)
         packed = found["codes"].view(np.uint8).reshape(stop - start, -1)
         return Rows(packed, _as_stored(found.get("scales", np.empty((0, 0)))), found.get("zero"))
 

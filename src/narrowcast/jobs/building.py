@@ -150,7 +150,7 @@ class Builder:
         self, name: str, source: Slice | Coded, module: Module, linear: LinearScheme, dtype: Format
     ) -> None:
         assert self.container.spelling is not None
-        how = self.container.spelling(linear, dtype)
+        how = self.container.spelling(linear, dtype).of(source.shape)
         for size, multiple, axis in zip(source.shape, how.multiples, ("height", "width"), strict=True):
             if size % multiple:
                 self.indivisible.setdefault((linear.weight.name, multiple, axis), []).append(
