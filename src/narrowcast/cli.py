@@ -13,7 +13,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
@@ -21,6 +21,7 @@ from narrowcast.errors import NarrowcastError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from narrowcast.jobs.plan import Plan
+    from narrowcast.jobs.quantize import Result
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
 
@@ -142,6 +143,7 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def run_quantize(args: argparse.Namespace) -> int:
     from narrowcast.jobs.quantize import plan
+    from narrowcast.report import quantize as pages
 
     settled = plan(
         args.model,
@@ -156,11 +158,12 @@ def run_quantize(args: argparse.Namespace) -> int:
         nonfinite=args.nonfinite,
         workers=args.workers,
     )
-    return _job(args, settled)
+    return _job(args, settled, pages.plan_page, pages.result_page)
 
 
 def run_convert(args: argparse.Namespace) -> int:
     from narrowcast.jobs.convert import plan
+    from narrowcast.report import convert as pages
 
     settled = plan(
         args.model,
@@ -175,22 +178,26 @@ def run_convert(args: argparse.Namespace) -> int:
         parent=args.parent,
         workers=args.workers,
     )
-    return _job(args, settled)
+    return _job(args, settled, pages.plan_page, pages.result_page)
 
 
-def _job(args: argparse.Namespace, settled: Plan) -> int:
+def _job(
+    args: argparse.Namespace,
+    settled: Plan,
+    plan_page: Callable[[Plan], list[str]],
+    result_page: Callable[[Result], list[str]],
+) -> int:
     """Show a plan, or carry it out and show what came of it."""
     from narrowcast.jobs.quantize import run
-    from narrowcast.report import quantize as pages
     from narrowcast.report.progress import Progress
 
     if args.dry_run:
-        return _answer(args, pages.plan_page(settled), settled.to_json())
+        return _answer(args, plan_page(settled), settled.to_json())
     quiet = args.quiet or args.json
     result = run(
         settled, resume=args.resume, progress=lambda total, label: Progress(total, label, quiet=quiet)
     )
-    return _answer(args, pages.result_page(result), result.to_json())
+    return _answer(args, result_page(result), result.to_json())
 
 
 def run_vectors(args: argparse.Namespace) -> int:

@@ -82,7 +82,7 @@ def plan(
             _refuse_empty(builder, model)
         return settle(
             builder, str(model), Path(out), recipe, title or f"{opened.contents.container} to {row.name}", resolved,
-            workers=workers, saturate=saturate, dtype=TORCH[chosen] if chosen else None, parent=parent,
+            workers=workers, saturate=saturate, dtype=TORCH[chosen] if chosen else None, parent=parent, verb="convert",
         )  # fmt: skip
 
 

@@ -126,6 +126,7 @@ class Plan:
     nonfinite: str
     beside: dict[str, bytes] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
+    verb: str = "quantize"
     requantize: bool = False
     saturate: bool = False
     parent: str | Path | None = None

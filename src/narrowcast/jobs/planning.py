@@ -64,7 +64,7 @@ def need_config(checkpoint: Checkpoint, model: str) -> None:
 def settle(
     builder: Builder, model: str, out: Path, recipe: Recipe, title: str, resolved: Resolved, *,
     nonfinite: str = "refuse", workers: int | None = None, saturate: bool = False, dtype: str | None = None,
-    parent: str | Path | None = None,
+    parent: str | Path | None = None, verb: str = "quantize",
 ) -> Plan:  # fmt: skip
     """The plan of everything that was added to a builder. ``dtype`` is what the model's config calls its dtype."""
     builder.refuse_indivisible()
@@ -96,7 +96,7 @@ def settle(
         source_bytes=sum(p.stat().st_size for p in checkpoint.shards),
         forecast_bytes=sum(sizes) + len(text) + (len(index_bytes(index)) if index is not None else 0),
         workers=workers, nonfinite=nonfinite, kept=_kept(builder, resolved), beside=dict(document.beside),
-        requantize=builder.requantize, saturate=saturate, parent=parent,
+        requantize=builder.requantize, saturate=saturate, parent=parent, verb=verb,
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors
 from narrowcast.tensors.schemes import Scheme
 
+_VERBS = {"quantize": "Quantized", "convert": "Converted"}
+
 
 def scheme_json(scheme: Scheme) -> dict[str, Any]:
     """A scheme with everything that decides its bits."""
@@ -77,11 +79,15 @@ def _errors(found: Errors) -> dict[str, Any]:
     }
 
 
+def _decibel(found: Errors) -> str:
+    return f"{found.sqnr:.2f}" if isfinite(found.sqnr) else "exact"
+
+
 def model_card(plan: Plan, roles: Mapping[str, Errors]) -> bytes:
     """README.md: what was done to which layers, what it cost, who loads it."""
     name = plan.name.encode(errors="replace").decode()  # a directory's name need not be UTF-8
     rows = [
-        f"| {role} | {found.elements:,} | {found.sqnr:.2f} | {found.clipped:,} | {found.underflowed:,} |"
+        f"| {role} | {found.elements:,} | {_decibel(found)} | {found.clipped:,} | {found.underflowed:,} |"
         for role, found in roles.items()
     ]
     kept = [f"- {count} tensors, {size:,} bytes: {why}" for why, (count, size) in plan.kept.items()]
@@ -90,16 +96,17 @@ def model_card(plan: Plan, roles: Mapping[str, Errors]) -> bytes:
         "---",
         f"base_model: {json.dumps(name, ensure_ascii=False)}",
         "library_name: transformers",
-        "tags: [quantized, compressed-tensors, narrowcast]",
+        f"tags: [quantized, {plan.container}, narrowcast]",
         "---",
         f"# {name}, {plan.title}",
         "",
-        f"Quantized by narrowcast {__version__} with `{plan.title}` into {plan.container} "
+        f"{_VERBS[plan.verb]} by narrowcast {__version__} with `{plan.title}` into {plan.container} "
         f"({', '.join(plan.formats)}). Readers: {', '.join(plan.engines)}.",
         "",
         f"Quantized: {plan.coverage_params:.1%} of the parameters, "
         f"{plan.bits_per_weight:.2f} bits per parameter over all of them.",
-        "Every element was read back and lies within half a step of its source, or is counted below.",
+        "Every element was read back: what moved is equal bit for bit, and what was rounded lies within half a step of "
+        "its source, or is counted below.",
         "",
         "| role | elements | SQNR dB | clipped | underflowed |",
         "|---|---|---|---|---|",

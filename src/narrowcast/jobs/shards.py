@@ -17,14 +17,12 @@ import numpy as np
 
 from narrowcast.containers.spelling import Array
 from narrowcast.errors import InputError, NonFiniteError, RangeError, StorageError
-from narrowcast.jobs.moving import Cast, Move, check_cast, move_of, narrowed
+from narrowcast.jobs.moving import Cast, Move, cast_rows, move_of
 from narrowcast.jobs.plan import CARD, RECORD, Copy, Plan, Shard, Unit
 from narrowcast.jobs.record import model_card, record
 from narrowcast.jobs.stream import Progress, ProgressFactory, Silent, Workers, chunks
 from narrowcast.kernels import Backend, Rows, Scan, choose
 from narrowcast.model.keeping import keep_flags
-from narrowcast.numbers.codec import widen
-from narrowcast.numbers.formats import formats
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.output import Output
 from narrowcast.store.safetensors import Reader
@@ -68,7 +66,7 @@ class Work:
         total = sum(u.nbytes for u in self.plan.units) + sum(
             c.nbytes for s in self.plan.shards for c in s.copies
         )
-        bar = self.make(2 * total, "quantize and check")
+        bar = self.make(2 * total, f"{self.plan.verb} and check")
         with ThreadPoolExecutor(1, "narrowcast-sync") as syncer:
             pending: tuple[Shard, Future[None]] | None = None
             for shard in self.plan.shards:
@@ -144,12 +142,13 @@ class Work:
             if misfits.tiles and not self.plan.requantize:
                 raise self._unmapped(unit, misfits)
             return moved
-        stored = unit.source.read(self.source, unit.carrier, i, j)
         if unit.step == "decode":
-            cast, seen = narrowed(widen(stored, unit.dtype), formats[unit.how.format], i)
-            with self.lock:
-                self.casts[unit.module] = self.casts.get(unit.module, Cast()) + seen
+            cast, seen = cast_rows(unit, self.source, i, j)
+            if seen is not None:
+                with self.lock:
+                    self.casts[unit.module] = self.casts.get(unit.module, Cast()) + seen
             return Rows(cast.view(np.uint8).reshape(j - i, -1), np.empty((0, 0)))
+        stored = unit.source.read(self.source, unit.carrier, i, j)
         backend = self._backend(unit)
         scan = backend.scan(stored, unit.dtype)
         if scan.nan or scan.inf:
@@ -280,9 +279,11 @@ class Work:
         bar.advance((j - i) * shape[1] * unit.carrier.itemsize)
         if unit.step == "recode":
             return self._moves(unit).check(self.source, i, j, rows, unit.how.outer(reader, unit.place, shape))
-        stored = unit.source.read(self.source, unit.carrier, i, j)
         if unit.step == "decode":
-            return check_cast(widen(stored, unit.dtype), rows.packed, formats[unit.how.format])
+            wanted = cast_rows(unit, self.source, i, j)[0].view(np.uint8).reshape(rows.packed.shape)
+            same = np.array_equal(wanted, rows.packed)
+            return Errors(wanted.size, beyond=0 if same else int((wanted != rows.packed).any(axis=-1).sum()))
+        stored = unit.source.read(self.source, unit.carrier, i, j)
         outer = unit.how.outer(reader, unit.place, shape)
         return self._backend(unit).check(stored, unit.dtype, unit.how.scheme, unit.how.packing, rows, outer)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from narrowcast.jobs.parent import rounded_again
 from narrowcast.jobs.plan import Plan
 from narrowcast.jobs.quantize import Result
 from narrowcast.report.tables import (
@@ -21,20 +20,24 @@ from narrowcast.report.tables import (
 )
 from narrowcast.tensors.metrics import Errors
 
+CHECKED = "every element read back, and within half a step of its source or counted above"
+
 
 def plan_page(plan: Plan) -> list[str]:
     """The resolved recipe: what each pattern matched, what becomes what, what stays, and the forecast."""
-    lines = [*_headline(plan), ""]
+    lines = [*headline(plan), ""]
     if plan.resolved.matches:
         lines += [*_patterns(plan), ""]
-    lines += [*_becomes(plan), "", *_kept(plan), "", *facts(_forecast(plan))]
+    lines += [*_becomes(plan), "", *kept(plan), "", *facts(weigh(plan))]
     remarks = notes(plan)
     return [*lines, *([""] if remarks else []), *remarks, "", "Nothing was written."]
 
 
-def _headline(plan: Plan) -> list[str]:
+def headline(plan: Plan) -> list[str]:
+    """From where to where, and as what."""
     spellings = ", ".join(plan.formats)
-    return [f"{plan.model} to {plan.out}", f"{plan.title}, spelled as {plan.container} ({spellings})"]
+    spelled = f"{plan.title}, spelled as {plan.container}" + (f" ({spellings})" if spellings else "")
+    return [f"{plan.model} to {plan.out}", spelled]
 
 
 def _patterns(plan: Plan) -> list[str]:
@@ -60,12 +63,14 @@ def _becomes(plan: Plan) -> list[str]:
     return table(("quantized", "weights", "inputs", "matrices", "parameters"), rows, "lllrr", indent=2)
 
 
-def _kept(plan: Plan) -> list[str]:
+def kept(plan: Plan) -> list[str]:
+    """What stays as it is, by reason."""
     rows = [(why, str(count), size(nbytes)) for why, (count, nbytes) in plan.kept.items()]
     return table(("kept as it is, because", "tensors", "bytes"), rows, "Lrr", indent=2)
 
 
-def _forecast(plan: Plan) -> list[tuple[str, str]]:
+def weigh(plan: Plan) -> list[tuple[str, str]]:
+    """The forecast: coverage, size, memory, readers."""
     smaller = f"{percent(plan.forecast_bytes / plan.source_bytes)} of {size(plan.source_bytes)}"
     return [
         ("coverage", _coverage(plan)),
@@ -105,11 +110,11 @@ def _by_reason(fallbacks: Iterable[str]) -> dict[str, list[str]]:
 def result_page(result: Result) -> list[str]:
     """What was written and what it lost: per role, the worst tensors, coverage, sizes and seconds."""
     plan = result.plan
-    lines = [*_headline(plan), ""]
-    lines += [*_roles(result), "", *_worst(result), "", *_losses(result)]
+    lines = [*headline(plan), ""]
+    lines += [*_roles(result), "", *_worst(result), ""]
     reasons = [part for reason in result.reasons for part in hanging(f"note: {reason}")]
-    remarks = notes(plan) + _second_rounding(result) + reasons
-    return [*lines, *facts(_outcome(result)), *([""] if remarks else []), *remarks]
+    remarks = notes(plan) + reasons
+    return [*lines, *facts(outcome(result)), *([""] if remarks else []), *remarks]
 
 
 def _roles(result: Result) -> list[str]:
@@ -135,28 +140,8 @@ def _worst(result: Result) -> list[str]:
     return table(titles, rows, "Llrrr", indent=2)
 
 
-def _losses(result: Result) -> list[str]:
-    """SQNR of the first rounding, the second, both, and of starting from the parent."""
-    rows = [
-        (role, *(decibel(getattr(loss, name).sqnr) for name in ("first", "second", "both", "straight")))
-        for role, loss in result.losses.items()
-    ]
-    titles = ("SQNR dB of", "first rounding", "second", "both", "straight from the parent")
-    return [*table(titles, rows, "lrrrr", indent=2), ""] if rows else []
-
-
-def _second_rounding(result: Result) -> list[str]:
-    again = rounded_again(result.plan)
-    if not again or result.losses:
-        return []
-    errors = sum((result.tensors[unit.module] for unit in again), Errors())
-    return hanging(
-        f"note: {len(again)} matrices were rounded a second time, at {decibel(errors.sqnr)} dB beside what the first "
-        "rounding lost; --parent MODEL shows both beside starting from the parent"
-    )
-
-
-def _outcome(result: Result) -> list[tuple[str, str]]:
+def outcome(result: Result, checked: str = CHECKED) -> list[tuple[str, str]]:
+    """Coverage, size and seconds of what was done."""
     plan = result.plan
     total = result.seconds.get("total", sum(result.seconds.values()))
     phases = [f"{name} {seconds(spent)}" for name, spent in result.seconds.items() if name != "total"]
@@ -166,6 +151,6 @@ def _outcome(result: Result) -> list[tuple[str, str]]:
         ("coverage", _coverage(plan)),
         ("size", f"{result.bytes:,} bytes ({size(result.bytes)}, {share} of {size(plan.source_bytes)})"),
         ("time", f"{seconds(total)}{speed} ({', '.join(phases)})"),
-        ("checked", "every element read back, and within half a step of its source or counted above"),
+        ("checked", checked),
         ("loaded by", ", ".join(plan.engines) or "no engine reads all of these formats"),
     ]
