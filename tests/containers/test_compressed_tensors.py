@@ -11,8 +11,8 @@ from compressed_tensors.quantization import QuantizationConfig
 
 import toys
 from cross_read import check_decode
-from narrowcast.containers.compressed_tensors.config import targets
 from narrowcast.containers.compressed_tensors.spellings import pack_zero, unpack_zero
+from narrowcast.containers.targets import targets
 from narrowcast.jobs.quantize import plan, run
 
 SOURCES = {

@@ -315,7 +315,7 @@ def test_forecast_of_a_single_shard_of_any_name(tmp_path: Path) -> None:
 
 def test_planning_time_does_not_grow_with_the_square_of_the_layers(tmp_path: Path) -> None:
     """44,000 expert matrices in one model, and a recipe that gives them a scheme of their own."""
-    from narrowcast.containers.compressed_tensors.config import targets
+    from narrowcast.containers.targets import targets
 
     experts = [f"model.layers.{i}.mlp.experts.{e}.up_proj" for i in range(58) for e in range(256)]
     others = [f"model.layers.{i}.self_attn.q_proj" for i in range(58)]

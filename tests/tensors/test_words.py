@@ -13,6 +13,7 @@ from narrowcast.tensors.words import (
     awq_codes,
     awq_words,
     lie,
+    lowered,
     raised,
     stand,
     zero_codes,
@@ -82,12 +83,14 @@ def test_borrowed_zero_points_come_back(bits: int) -> None:
     plain = zero_words(zero, bits).view(np.uint32)
     written = np.array([[(int(w) - ones) % 2**32 for w in row] for row in plain], np.uint32).view(np.int32)
     assert np.array_equal(zero_codes(raised(written, bits), bits, 64), zero)
+    assert np.array_equal(lowered(zero_words(zero, bits), bits), written)
 
 
 def test_three_bit_zero_points_wrap_one_by_one() -> None:
     zero = np.arange(32, dtype=np.uint8).reshape(32, 1) % 8
     written = zero_words((zero + np.uint8(7)) % np.uint8(8), 3)
     assert np.array_equal(zero_codes(raised(written, 3), 3, 32), zero)
+    assert np.array_equal(lowered(zero_words(zero, 3), 3), written)
 
 
 def test_awq_interleaves_channels() -> None:

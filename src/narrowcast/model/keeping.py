@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
-from narrowcast.containers.compressed_tensors.config import targets
+from narrowcast.containers.targets import targets
 from narrowcast.model.fused import expert_stacks, fused_groups
 from narrowcast.model.modules import Module
 from narrowcast.model.patterns import Pattern

@@ -58,11 +58,20 @@ def raised(words: I32, bits: int) -> I32:
 
     ``words`` int32 [groups, words]; of 3 bits, words come in threes.
     """
+    return _moved(words, bits, 1)
+
+
+def lowered(words: I32, bits: int) -> I32:
+    """The inverse of ``raised``: one less in every field, borrowed as the writers of version 1 do."""
+    return _moved(words, bits, -1)
+
+
+def _moved(words: I32, bits: int, by: int) -> I32:
     if bits == 3:
-        n = words.shape[1] * 32 // bits
-        return zero_words((zero_codes(words, bits, n) + np.uint8(1)) & np.uint8(7), bits)
-    ones = sum(1 << at for at in range(0, 32, bits))
-    return (words.view(np.uint32) + np.uint32(ones)).view(np.int32)
+        zero = zero_codes(words, bits, words.shape[1] * 32 // bits)
+        return zero_words((zero + np.uint8(by % 8)) & np.uint8(7), bits)
+    ones = by * sum(1 << at for at in range(0, 32, bits))
+    return (words.view(np.uint32) + np.uint32(ones % 2**32)).view(np.int32)
 
 
 def awq_words(codes: U8) -> I32:

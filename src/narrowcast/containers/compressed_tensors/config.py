@@ -9,11 +9,10 @@ reader loads, and transforms, which are read and carried (``read``) but never ma
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 from narrowcast.containers.container import Document, Layers
+from narrowcast.containers.targets import targets
 from narrowcast.numbers.formats import E8M0, Kind
 from narrowcast.tensors.schemes import Scheme
 
@@ -97,23 +96,3 @@ def document(layers: Layers) -> Document:
         "version": VERSION,
     }
     return Document(block)
-
-
-def targets(names: Sequence[str], linear_names: Sequence[str]) -> list[str]:
-    """Module names as targets: one anchored pattern for names that differ in numbers only, wherever that pattern
-    matches no linear module outside the group; exact names elsewhere."""
-    inside, found, whole = set(names), {}, {}
-    shapes: dict[str, list[str]] = {}
-    for name in linear_names:
-        shapes.setdefault(re.sub(r"\d+", "#", name), []).append(name)
-    for name in names:
-        shape = re.sub(r"\d+", "#", name)
-        if shape not in whole:
-            alike = shapes.get(shape, [name])
-            whole[shape] = len(alike) > 1 and inside.issuperset(alike)
-        if whole[shape]:
-            pattern = r"\d+".join(re.escape(part).replace(r"\-", "-") for part in shape.split("#"))
-            found[f"re:^{pattern}$"] = None
-        else:
-            found[name] = None
-    return list(found)
