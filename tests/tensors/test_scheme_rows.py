@@ -173,7 +173,7 @@ def test_presets() -> None:
         "NVFP4A16": "nvfp4a16",
     }.items():
         assert presets[name] is presets[of]
-    assert len([*presets]) == len(presets) == 19
+    assert len([*presets]) == len(presets) == 20
 
 
 def test_kv_suffixes() -> None:

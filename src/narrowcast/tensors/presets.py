@@ -71,6 +71,7 @@ ROWS: tuple[Preset, ...] = (
     _preset("fp8_dynamic", "fp8_channel", "fp8_token", "fp8_per_channel"),
     _preset("fp8_per_tensor", "fp8_tensor", "fp8_token"),
     _preset("fp8_block", "fp8_block128", "fp8_group128", "fp8_per_block"),
+    _preset("fp8_block_ue8m0", "fp8_block128_ue8m0", "fp8_group128_ue8m0"),
     _preset("fp8", "fp8_tensor", "fp8_tensor", "fp8_static", dynamic=False, nearest="fp8_per_tensor"),
     _preset("int8", "int8_channel", "int8_token", "w8a8"),
     _preset("w8a16", "int8_g128"),
