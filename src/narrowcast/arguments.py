@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from math import inf, isfinite
 from typing import Any, NoReturn
 
 from narrowcast._version import __version__
 from narrowcast.errors import UsageError
 
-VERBS = ("formats", "schemes", "presets", "roundtrip", "inspect", "quantize", "convert", "vectors")
+VERBS = ("formats", "schemes", "presets", "roundtrip", "inspect", "quantize", "convert", "compare", "vectors")
 Runs = Mapping[str, Callable[[argparse.Namespace], int]]
 WIDTH = 80
 
@@ -86,7 +87,16 @@ examples:
   narrowcast convert gpt-oss out --to compressed-tensors --preset nvfp4a16
   narrowcast convert DeepSeek-FP8 out --to modelopt --preset nvfp4a16 \\
       --requantize --parent DeepSeek-BF16
-  narrowcast convert MODEL out --to plain --dtype fp16""",
+  narrowcast convert MODEL out --to plain --dtype fp16
+  narrowcast convert MODEL weights.onnx --to onnx --targets 're:.*up_proj'""",
+    "compare": """\
+A is the reference; both are a directory, a .safetensors file or a hub id, in
+whatever containers. Exit code 0: equal, or within --min-sqnr; 1: not.
+
+examples:
+  narrowcast compare MODEL MODEL-NVFP4 --min-sqnr 18
+  narrowcast compare DeepSeek-FP8 out
+  narrowcast compare A B --only 're:.*\\.mlp\\.' --json""",
     "vectors": """\
 SCHEME is a scheme, which leaves inputs wide unless --input names theirs, or a
 preset. One .npz and one C header hold the same arrays.
@@ -161,6 +171,7 @@ def parsers(runs: Runs) -> dict[str, argparse.ArgumentParser]:
     _convert_arguments(
         verb("convert", "move a checkpoint into another container, losing nothing it need not")
     )
+    _compare_arguments(verb("compare", "two checkpoints, tensor by tensor, as the numbers they decode to"))
     _vectors_arguments(verb("vectors", "operands, scales, layouts and products to test kernels with"))
     return made
 
@@ -251,6 +262,16 @@ def _pattern_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, action="append", default=[], metavar="PATTERN", help=text)
 
 
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("a", metavar="A", help="the reference")
+    add("b", metavar="B", help="what is compared with it")
+    add("--only", action="append", default=[], metavar="PATTERN", help="only these tensors (repeatable)")
+    add("--min-sqnr", type=_decibels, metavar="DB", help="how near every tensor must be, instead of equal")
+    add("--workers", type=_count, metavar="N", help="threads (one per core)")
+    add("--quiet", action="store_true", help="no progress on stderr")
+
+
 def _vectors_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("name", metavar="SCHEME", help="a scheme of the weight, or a preset")
@@ -265,6 +286,17 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"not a count: {text!r}")
     return int(text)
+
+
+def _decibels(text: str) -> float:
+    """A finite number of dB."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = inf
+    if not isfinite(value):
+        raise argparse.ArgumentTypeError(f"not a number of dB: {text!r}")
+    return value
 
 
 def check_verb(arguments: Sequence[str]) -> None:

@@ -165,6 +165,12 @@ def run_convert(args: argparse.Namespace) -> int:
     from narrowcast.jobs.convert import plan
     from narrowcast.report import convert as pages
 
+    if args.to == "onnx":
+        from narrowcast.jobs.export import export_onnx
+
+        _onnx_takes(args)
+        exported = export_onnx(args.model, args.out, args.targets)
+        return _answer(args, pages.onnx_page(exported), exported.to_json())
     settled = plan(
         args.model,
         args.out,
@@ -179,6 +185,17 @@ def run_convert(args: argparse.Namespace) -> int:
         workers=args.workers,
     )
     return _job(args, settled, pages.plan_page, pages.result_page)
+
+
+def _onnx_takes(args: argparse.Namespace) -> None:
+    """An export to ONNX is of what is quantized already; options of other conversions would be ignored."""
+    names = ("preset", "ignore", "dtype", "requantize", "saturate", "parent", "dry_run", "resume")
+    given = {name.replace("_", "-"): getattr(args, name) for name in names}
+    for name, value in given.items():
+        if value:
+            raise UsageError(
+                f"--{name} does not go with --to onnx", remedy="--targets picks the matrices to export"
+            )
 
 
 def _job(
@@ -200,6 +217,23 @@ def _job(
     return _answer(args, result_page(result), result.to_json())
 
 
+def run_compare(args: argparse.Namespace) -> int:
+    from narrowcast.jobs.compare import compare
+    from narrowcast.report.compare import compare_page
+    from narrowcast.report.progress import Progress
+
+    quiet = args.quiet or args.json
+    found = compare(
+        args.a,
+        args.b,
+        only=args.only,
+        min_sqnr=args.min_sqnr,
+        workers=args.workers,
+        progress=lambda total, label: Progress(total, label, quiet=quiet),
+    )
+    return _answer(args, compare_page(found), found.to_json()) or int(not found.passed)
+
+
 def run_vectors(args: argparse.Namespace) -> int:
     from narrowcast.jobs.vectors import vectors, write
     from narrowcast.report.schemes import parse_shape
@@ -218,6 +252,7 @@ RUNS: Runs = {
     "inspect": run_inspect,
     "quantize": run_quantize,
     "convert": run_convert,
+    "compare": run_compare,
     "vectors": run_vectors,
 }
 

@@ -125,7 +125,8 @@ def _refuse_quantized(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         raise InputError(
             "the model is quantized already", where=checkpoint.root, got=got,
             wanted="a BF16, FP16 or FP32 model",
-            remedy="start from its unquantized parent; a second rounding only adds loss",
+            remedy="start from its unquantized parent, since a second rounding adds loss; "
+            "`narrowcast convert` moves it, and rounds again when asked to",
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from narrowcast.jobs.coded import Coded
+from narrowcast.jobs.export import Exported
 from narrowcast.jobs.parent import rounded_again
 from narrowcast.jobs.plan import Plan, Unit
 from narrowcast.jobs.quantize import Result
@@ -11,6 +12,7 @@ from narrowcast.report.tables import decibel, facts, hanging, quantity, table
 from narrowcast.tensors.metrics import Errors
 from narrowcast.tensors.storage import same_storage
 
+SHOWN = 20  # matrices of a long list
 CHECKED = "every element read back: moved ones equal bit for bit, rounded ones within half a step or counted"
 
 
@@ -44,6 +46,16 @@ def result_page(result: Result) -> list[str]:
     reasons = [part for reason in result.reasons for part in hanging(f"note: {reason}")]
     remarks = notes(plan) + _second_rounding(result) + reasons
     return [*lines, *facts(outcome(result, CHECKED)), *([""] if remarks else []), *remarks]
+
+
+def onnx_page(exported: Exported) -> list[str]:
+    """What an ONNX file holds."""
+    rows = [(name, scheme, "x".join(map(str, shape))) for name, (scheme, shape) in exported.matrices.items()]
+    few = rows if len(rows) <= SHOWN else rows[:SHOWN]
+    more = [f"  and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    lines = [*table(("matrix", "scheme", "shape"), few, "Llr", indent=2), *more, ""]
+    size = f"{exported.nbytes:,} bytes, {len(rows)} matrices, each an output of its decoded value"
+    return [f"{exported.out}", "", *lines, *facts([("size", size)])]
 
 
 def how_it_moves(unit: Unit) -> str:
