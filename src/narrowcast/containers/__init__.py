@@ -16,6 +16,7 @@ from narrowcast.errors import UsageError
 _MODULES: Mapping[str, str] = {
     "plain": "plain",
     "compressed-tensors": "compressed_tensors",
+    "gptq": "gptq",
 }
 
 

@@ -130,7 +130,8 @@ Chunk = tuple[str, Array, int, int]
 class Spelling:
     """How one linear scheme is written in a container: its parts, the packing of codes between them and the kernels,
     who reads it (``whole``: only where tiles fill the matrix), and what N and K must be multiples of. ``scheme`` is
-    None for plain floats."""
+    None for plain floats. ``ordered`` gives the same spelling for columns that are stored in another order (the
+    model's column of each), where the container can say so."""
 
     container: str
     format: str
@@ -140,6 +141,7 @@ class Spelling:
     engines: tuple[str, ...] = ()
     multiples: tuple[int, int] = (1, 1)
     whole: tuple[str, ...] = ()
+    ordered: Callable[[Array], Spelling] | None = None
 
     @property
     def row_multiple(self) -> int:

@@ -161,6 +161,7 @@ class Builder:
         statics: dict[str, Array] = {}
         carrier = np.dtype("<f4")
         if isinstance(source, Coded):
+            how = self._ordered(source, how)
             step = self._step(name, source, how)
             if step == "recode":
                 statics = source.how.statics(self.checkpoint, source.place, source.shape)
@@ -183,6 +184,13 @@ class Builder:
         self.units.append(
             Unit(name, source, str(module.role), dtype, carrier, how, place, linear, step, statics)
         )
+
+    def _ordered(self, source: Coded, how: Spelling) -> Spelling:
+        """The spelling that keeps a source's order of columns, where codes move and the container can say it."""
+        order = source.order(self.checkpoint)
+        if order is None or how.ordered is None or possible(source.how.scheme, how.scheme) is not None:
+            return how
+        return how.ordered(order)
 
     def _step(self, name: str, source: Coded, how: Spelling) -> Step:
         """How a quantized matrix gets into another spelling; UsageError where that would round and nobody asked."""
