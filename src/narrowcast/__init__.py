@@ -2,6 +2,8 @@
 
     import narrowcast
     narrowcast.quantize("SmolLM2-135M", "out", preset="nvfp4a16")      a checkpoint on disk
+    narrowcast.convert("out", "plain", "plain")                        into another container
+    narrowcast.compare("SmolLM2-135M", "out").worst[0].sqnr            what that changed
     q = narrowcast.quantize_tensor(x, "nvfp4")                         one tensor in memory
     narrowcast.dequantize(q), narrowcast.error_report(x, q)
     narrowcast.formats["e2m1"].max, narrowcast.schemes["mxfp4"], narrowcast.presets["w4a16"]
@@ -19,13 +21,15 @@ from narrowcast._version import __version__
 
 if TYPE_CHECKING:
     from narrowcast import errors
-    from narrowcast.api import dequantize, error_report, quantize, quantize_tensor
+    from narrowcast.api import compare, convert, dequantize, error_report, quantize, quantize_tensor
     from narrowcast.numbers.formats import formats
     from narrowcast.runtime.fakequant import fake_quantize
     from narrowcast.tensors.presets import presets
     from narrowcast.tensors.schemes import schemes
 
 _HOMES = {
+    "compare": "narrowcast.api",
+    "convert": "narrowcast.api",
     "dequantize": "narrowcast.api",
     "error_report": "narrowcast.api",
     "fake_quantize": "narrowcast.runtime.fakequant",
@@ -37,8 +41,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "__version__", "dequantize", "error_report", "errors", "fake_quantize", "formats", "presets", "quantize",
-    "quantize_tensor", "schemes",
+    "__version__", "compare", "convert", "dequantize", "error_report", "errors", "fake_quantize", "formats",
+    "presets", "quantize", "quantize_tensor", "schemes",
 ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from narrowcast.tensors.qtensor import QTensor
 from narrowcast.tensors.schemes import Scheme, schemes
 
 if TYPE_CHECKING:
+    from narrowcast.jobs.compare import Comparison
     from narrowcast.jobs.quantize import Result
 
 _DTYPES: dict[str, Format] = {
@@ -38,6 +39,34 @@ def quantize(model: str | Path, out: str | Path, preset: str | None = None, **op
     from narrowcast.jobs.quantize import quantize as run
 
     return run(model, out, preset, **options)
+
+
+def convert(model: str | Path, out: str | Path, to: str, **options: Any) -> Result:
+    """Move a checkpoint into another container, without rounding where that can be, and check the result.
+
+        narrowcast.convert("DeepSeek-FP8", "out", "plain")
+
+    Options are those of the command: ``preset``, ``ignore``, ``targets``, ``dtype``, ``requantize``, ``saturate``,
+    ``parent``, ``workers``, ``resume``. Raises UsageError for what cannot be asked or has no equal in the target,
+    InputError for a source that contradicts itself.
+    """
+    from narrowcast.jobs.convert import convert as run
+
+    return run(model, out, to, **options)
+
+
+def compare(a: str | Path, b: str | Path, **options: Any) -> Comparison:
+    """Compare two checkpoints tensor by tensor as the numbers they decode to, in whatever containers; A is the
+    reference.
+
+        narrowcast.compare("MODEL", "MODEL-NVFP4", min_sqnr=18).passed
+
+    Options are those of the command: ``only``, ``min_sqnr`` (dB), ``workers``. Raises UsageError for a pattern that
+    matches nothing, InputError for a checkpoint that contradicts itself.
+    """
+    from narrowcast.jobs.compare import compare as run
+
+    return run(a, b, **options)
 
 
 def quantize_tensor(x: Any, scheme: str | Scheme) -> QTensor:

@@ -24,8 +24,8 @@ X = np.random.default_rng(0).standard_normal((48, 128)).astype(np.float32)
 
 def test_all_is_what_is_meant_to_be_public() -> None:
     assert narrowcast.__all__ == [
-        "__version__", "dequantize", "error_report", "errors", "fake_quantize", "formats", "presets", "quantize",
-        "quantize_tensor", "schemes",
+        "__version__", "compare", "convert", "dequantize", "error_report", "errors", "fake_quantize", "formats",
+        "presets", "quantize", "quantize_tensor", "schemes",
     ]  # fmt: skip
     assert all(getattr(narrowcast, name) is not None for name in narrowcast.__all__)
     assert dir(narrowcast) == sorted(narrowcast.__all__)
@@ -127,6 +127,16 @@ def test_quantize_a_checkpoint(tmp_path: Path) -> None:
     assert result.out == tmp_path / "out"
     assert (result.out / "model.safetensors").is_file()
     assert result.total.elements == sum(errors.elements for errors in result.roles.values()) > 0
+
+
+def test_convert_and_compare_checkpoints(tmp_path: Path) -> None:
+    model = toys.llama(tmp_path / "m")
+    narrowcast.quantize(model, tmp_path / "q", preset="NVFP4A16")
+    assert narrowcast.convert(tmp_path / "q", tmp_path / "p", "plain").out == tmp_path / "p"
+    assert narrowcast.compare(tmp_path / "q", tmp_path / "p").passed
+    near = narrowcast.compare(model, tmp_path / "q", min_sqnr=18, only="re:.*mlp", workers=1)
+    assert near.passed
+    assert {tensor.role for tensor in near.tensors} == {"mlp"}
 
 
 def test_numpy_users_never_import_torch() -> None:
