@@ -16,7 +16,10 @@ from narrowcast.errors import UsageError
 _MODULES: Mapping[str, str] = {
     "plain": "plain",
     "compressed-tensors": "compressed_tensors",
+    "modelopt": "modelopt",
     "gptq": "gptq",
+    "fp8": "native_fp8",
+    "mxfp4": "gpt_oss",
 }
 
 

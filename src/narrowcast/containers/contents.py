@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from narrowcast.containers.spelling import Place, Spelling
+from narrowcast.containers.spelling import Place, Spelling, widened
 from narrowcast.errors import CheckpointError
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.safetensors import Entry
@@ -110,3 +110,16 @@ def contradiction(
 ) -> CheckpointError:
     """The error for a checkpoint whose data and config disagree."""
     return CheckpointError(problem, where=source.checkpoint.root, got=got, wanted=wanted, remedy=remedy)
+
+
+def refuse_implausible(source: Source, tensor: str, top: float) -> None:
+    """Refuse an outer scale that is read as a multiplier and makes weights of thousands: it is the divisor of another
+    container. ``top`` is the largest value under it, so that amax ≤ outer · top; divisors are top / amax."""
+    values = widened(source.checkpoint.array(tensor).reshape(-1), source.entries[tensor].dtype.name)
+    for value in values:
+        if not 0 < value <= 1:
+            raise contradiction(
+                f"{tensor} is no multiplier of weights: decoded amax {float(value) * top:.2g}, implausible", source,
+                got=f"{value:.7g}", wanted=f"amax / {top:g}, which is below 1 for weights below {top:g}",
+                remedy="a divisor belongs under weight_global_scale in compressed-tensors",
+            )  # fmt: skip

@@ -176,8 +176,17 @@ class Builder:
             dtype = FP32
         else:
             carrier = DTYPES[{"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[dtype.name]].carrier
-        absent = {part.piece for part in how.parts if part.optional or part.piece == "input"}
-        how = how.without(*(absent - statics.keys()))
+        absent = {part.piece for part in how.parts} - statics.keys()
+        how = how.without(
+            *(p.piece for p in how.parts if p.piece in absent and (p.optional or p.piece == "input"))
+        )
+        if "pre_scale" in absent and how.part("pre_scale") is not None:
+            statics["pre_scale"] = np.ones(source.shape[1], np.float32)  # multiplies by nothing
+        if "recast" in absent and how.part("recast") is not None:
+            raise UsageError(
+                f"{name} has no scale for its weight in eight bits, which {how.format} asks for",
+                where=self.checkpoint.root, remedy="--preset w4a16",
+            )  # fmt: skip
         place = Place(
             name, source.shape[0]
         )  # its own tensors, until ``shards`` knows what the container stacks
