@@ -26,6 +26,7 @@ from narrowcast.containers.container import Container, Document, Group, Layers
 from narrowcast.containers.plain import spell as spell_plain
 from narrowcast.containers.spelling import Array, Piece, Place, Spelling, widened
 from narrowcast.errors import InputError, UsageError
+from narrowcast.jobs import biases
 from narrowcast.jobs.coded import Coded, Logical, Opened
 from narrowcast.jobs.plan import Copy, Shard, Step, Unit
 from narrowcast.jobs.stream import Floats, Slice
@@ -268,15 +269,7 @@ class Builder:
         """The stacked bias [E, out] follows its experts, under the names of their modules."""
         if module.bias is None or module.experts is None:
             return
-        entry = self.checkpoint.entries[module.bias]
-        item = entry.dtype.carrier.itemsize
-        copies = []
-        for split in module.splits():
-            part = split.part
-            size = len(range(part.start, part.stop, part.step)) * item
-            channels = slice(part.start, part.stop, part.step)
-            copies.append(Copy(f"{split.name}.bias", module.bias, size, split.expert, channels))
-        self.replaced[module.bias] = copies
+        self.replaced[module.bias] = biases.split(module, self.checkpoint.entries[module.bias])
 
     def shards(self) -> tuple[Shard, ...]:
         """Every unit at its place, and every shard with its layout."""
@@ -294,6 +287,7 @@ class Builder:
             replace(unit, group=group_of[unit.module], place=places.get(unit.module, unit.place))
             for unit in self.units
         ]
+        self.replaced = biases.join(self.units, self.replaced, self.checkpoint.entries)
         taken: dict[str, list[Unit]] = {}
         homes: dict[str, Path] = {}  # a stack that is put together lies where its first matrix lay
         for unit in self.units:
@@ -317,12 +311,9 @@ class Builder:
                 continue
             elif name in self.replaced and isinstance(entry, Entry):
                 copies += self.replaced[name]
-                becomes = [
-                    Spec(c.name, entry.dtype, (c.nbytes // entry.dtype.carrier.itemsize,))
-                    for c in self.replaced[name]
-                ]
+                becomes = [Spec(copy.name, entry.dtype, copy.shape) for copy in self.replaced[name]]
             elif isinstance(entry, Entry):
-                copies.append(Copy(name, name, entry.nbytes))
+                copies.append(Copy(name, name, entry.nbytes, entry.shape))
                 becomes = [Spec(name, entry.dtype, entry.shape)]
             else:
                 raise UsageError(f"{name} is quantized, and nothing was decided for it", where=path)

@@ -71,13 +71,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class Copy:
-    """A tensor that is carried over byte for byte, or a slice of a stacked bias under a new name."""
+    """A tensor that is carried over byte for byte, a slice of a stacked bias under a new name, or a stack of
+    ``members``, each of which goes ``to`` its place."""
 
     name: str
     tensor: str
     nbytes: int
+    shape: tuple[int, ...]
     expert: int | None = None
     channels: slice | None = None
+    members: tuple[Copy, ...] = ()
+    to: Place | None = None
 
 
 @dataclass(frozen=True)

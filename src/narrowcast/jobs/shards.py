@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from narrowcast.containers.spelling import Array
 from narrowcast.errors import InputError, NonFiniteError, RangeError, StorageError
+from narrowcast.jobs.carrying import copied
 from narrowcast.jobs.moving import Cast, Move, cast_rows, move_of
 from narrowcast.jobs.plan import CARD, RECORD, Copy, Plan, Shard, Unit
 from narrowcast.jobs.record import model_card, record
@@ -33,7 +33,6 @@ from narrowcast.tensors.scaling import outer_scale
 
 # Source bytes whose maxima are found before they are quantized, so that the second read finds them cached.
 BATCH_BYTES = 256 << 20
-COPY_BYTES = 4 << 20
 
 
 class CheckFailed(StorageError):
@@ -179,7 +178,7 @@ class Work:
         )
 
     def _carry(self, copy: Copy, writer: Writer, bar: Progress) -> None:
-        for at, data in _copied(self.source, copy):
+        for at, data in copied(self.source, copy):
             writer.write(copy.name, data, at)
             bar.advance(len(data))
 
@@ -288,7 +287,7 @@ class Work:
         return self._backend(unit).check(stored, unit.dtype, unit.how.scheme, unit.how.packing, rows, outer)
 
     def _compare_copy(self, reader: Reader, copy: Copy, bar: Progress) -> None:
-        for at, data in _copied(self.source, copy):
+        for at, data in copied(self.source, copy):
             back = np.empty(len(data), np.uint8)
             reader.read_into(copy.name, back, at)
             if not np.array_equal(back, data):
@@ -383,15 +382,3 @@ def _finish(writer: Writer) -> None:
     except BaseException:
         writer.abort()
         raise
-
-
-def _copied(source: Checkpoint, copy: Copy) -> Iterator[tuple[int, Any]]:
-    """The bytes of a carried tensor in pieces: (offset, uint8 array)."""
-    if copy.channels is not None and copy.expert is not None:
-        whole = source.rows(copy.tensor, copy.expert, copy.expert + 1)[0]
-        yield 0, np.ascontiguousarray(whole[copy.channels]).view(np.uint8)
-        return
-    for at in range(0, copy.nbytes, COPY_BYTES):
-        data = np.empty(min(COPY_BYTES, copy.nbytes - at), np.uint8)
-        source.read_into(copy.tensor, data, at)
-        yield at, data

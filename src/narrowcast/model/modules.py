@@ -93,6 +93,8 @@ LAYOUTS: dict[str, Layout] = {
         _OUT_IN,
     ),
 }
+# OpenAI's own gpt-oss files, whatever the config calls the model.
+_OPENAI = Layout("out_in", "interleaved", "openai/gpt-oss torch/model.py: einsum beck,bk->bec, x_glu [..., ::2]")
 _QWEN3_VL = {
     False: Layout("in_out", "halves", "transformers 4 and the released Qwen3-VL-MoE files: x @ gate_up[e]"),
     True: Layout("out_in", "halves", "transformers 5 saves Qwen3-VL-MoE for torch's linear"),
@@ -105,6 +107,8 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "output_linear": ("down_proj",),
     "gate_proj": ("gate_proj",),
     "up_proj": ("up_proj",),
+    "mlp1_weight": ("gate_proj", "up_proj"),
+    "mlp2_weight": ("down_proj",),
 }
 # Families whose attention and MLP are transformers' Conv1D, stored [in, out].
 _CONV1D_FAMILIES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
@@ -277,12 +281,17 @@ def _facts(name: str, shape: tuple[int, ...], source: _Source) -> Module:
         role=place.role if place is not None else row.role if row is not None else Role.OTHER,
         shape=shape,
         kind=row.kind if row is not None else "Linear",
-        bias=next((b for b in (f"{path}.bias", f"{path}_bias") if b in source.entries), None),
+        bias=next((b for b in _bias_names(path) if b in source.entries), None),
         known=row is not None or place is not None,
         note=row.note if row is not None else "no rule knows this name",
         tied=tied,
         direct=row is not None and row.direct,
     )
+
+
+def _bias_names(path: str) -> tuple[str, ...]:
+    """What the bias of a matrix may be called: of a linear, of a stack, of a stack in OpenAI's own files."""
+    return f"{path}.bias", f"{path}_bias", f"{path.removesuffix('_weight')}_bias"
 
 
 def _matrix(name: str, shape: tuple[int, ...], source: _Source) -> Module:
@@ -344,6 +353,8 @@ def _layout(name: str, config: Mapping[str, Any]) -> Layout | None:
     """The layout of a family's stacked experts; None when the family is not known."""
     if name.endswith(("block_sparse_moe.input_linear", "block_sparse_moe.output_linear")):
         return _OUT_IN  # Granite's ParallelExperts, whatever the model is called
+    if name.endswith(("mlp.mlp1_weight", "mlp.mlp2_weight")):
+        return _OPENAI
     for family in (config.get("model_type"), text_config(config).get("model_type")):
         if family in ("qwen3_vl_moe", "qwen3_vl_moe_text"):
             major = re.match(r"\d+", str(config.get("transformers_version")))

@@ -115,7 +115,7 @@ FUNCTIONS: tuple[Row, ...] = (
     ),
     Row(
         r"experts\.\d+\.\w+|experts\.(gate_up_proj|down_proj|gate_proj|up_proj)|"
-        r"block_sparse_moe\.(input_linear|output_linear)",
+        r"block_sparse_moe\.(input_linear|output_linear)|mlp\.mlp[12]_weight",
         Role.EXPERT,
         "Linear",
         "routed experts, one by one (Mixtral w1 w2 w3, Qwen and DeepSeek gate up down) or stacked in 3-D "
