@@ -1,11 +1,7 @@
-"""Exact values of quantized tensors, as fractions, by a decoder that shares nothing with the product.
-
-Codes are taken apart into bit fields, 16-bit scales are unpacked by ``struct``; and tensors to try it on.
-"""
+"""Exact values of quantized tensors, as fractions, from the layouts in spec/; and tensors to try it on."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -17,64 +13,30 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.numbers.formats import BF16, E8M0, FP16, FP32, Format, formats
+from narrowcast.numbers.formats import BF16, E8M0, FP16, FP32, Format
 from narrowcast.tensors.qtensor import QTensor
 from narrowcast.tensors.scaling import scales_shape
 from narrowcast.tensors.schemes import Scheme, schemes, tile_grid
+from reference.fractions_oracle import LAYOUTS
 
 Value = Fraction | str
 
 
-def small_float(e: int, m: int, bias: int, special: Callable[[int], str | None]) -> Callable[[int], Value]:
-    """A float of 1 + e + m bits with subnormals; ``special`` names codes that are no numbers."""
-
-    def value(code: int) -> Value:
-        named = special(code)
-        if named:
-            return named
-        sign, exponent, mantissa = code >> (e + m), (code >> m) & ((1 << e) - 1), code & ((1 << m) - 1)
-        significand = Fraction(mantissa, 1 << m) + (1 if exponent else 0)
-        return (-1) ** sign * significand * Fraction(2) ** (max(exponent, 1) - bias)
-
-    return value
-
-
-def signed(bits: int, unit: Fraction = Fraction(1)) -> Callable[[int], Value]:
-    return lambda code: (code - (1 << bits) if code >> (bits - 1) else code) * unit
-
-
-def e5m2_special(code: int) -> str | None:
-    if code & 0x7F < 0x7C:
-        return None
-    return "nan" if code & 3 else "inf"
-
-
-DECODERS: dict[str, Callable[[int], Value]] = {
-    "e2m1": small_float(2, 1, 1, lambda code: None),
-    "e2m3": small_float(2, 3, 1, lambda code: None),
-    "e3m2": small_float(3, 2, 3, lambda code: None),
-    "e4m3fn": small_float(4, 3, 7, lambda code: "nan" if code & 0x7F == 0x7F else None),
-    "e4m3fnuz": small_float(4, 3, 8, lambda code: "nan" if code == 0x80 else None),
-    "e5m2": small_float(5, 2, 15, e5m2_special),
-    "e8m0": lambda code: "nan" if code == 255 else Fraction(2) ** (code - 127),
-    "int8": signed(8),
-    "int4": signed(4),
-    "uint4": lambda code: Fraction(code),
-    "uint8": lambda code: Fraction(code),
-    "mxint8": signed(8, Fraction(1, 64)),
-    "bf16": lambda code: Fraction(struct.unpack("<f", struct.pack("<I", code << 16))[0]),
-    "fp16": lambda code: Fraction(struct.unpack("<e", struct.pack("<H", code))[0]),
-}
+@cache
+def meaning(name: str, code: int) -> Value:
+    """What a code is by the layouts typed from the specifications; minus zero is zero."""
+    found = LAYOUTS[name].decode(code)
+    return Fraction(0) if found == "-0" else found
 
 
 @cache
 def small(name: str) -> list[Value]:
-    bits = formats[name].bits
-    return [DECODERS[name](code) for code in range(1 << bits)]
+    """The meaning of every code."""
+    return [meaning(name, code) for code in range(1 << LAYOUTS[name].bits)]
 
 
 def scale_value(stored: Any, fmt: Format) -> Fraction:
-    value = Fraction(float(stored)) if fmt is FP32 else DECODERS[fmt.name](int(stored))
+    value = Fraction(float(stored)) if fmt is FP32 else meaning(fmt.name, int(stored))
     assert isinstance(value, Fraction)
     return value
 

@@ -81,6 +81,22 @@ def test_every_pair_either_fits_or_is_refused_with_a_reason() -> None:
     assert ran > 150
 
 
+@pytest.mark.parametrize(
+    ("number", "tiles"), [(448.0, 0), (480.0, 1), (2.0**-9, 0), (2.0**-10, 1), (1.0625, 1)]
+)
+def test_ends_of_a_scale_format(number: float, tiles: int) -> None:
+    """E4M3 ends at 448, within its top binade, and at 2^-9; 1.0625 is between two of its numbers."""
+    nvfp4 = schemes["nvfp4"]
+    source = replace(nvfp4, scales=(Scale(BF16, (1, 16), "amax"),))
+    codes = np.array([[1, 7] * 8], np.uint8)  # 1/2 and 6: no room to shift
+    q = QTensor(source, codes, (np.full((1, 1), number, ml_dtypes.bfloat16).view(np.uint16),))
+    found = recode(q, nvfp4, outer=1.0)
+    assert found.misfits.tiles == tiles
+    if number == 1.0625:
+        assert found.misfits.by_precision == 1
+        assert "no e4m3fn number at any power of two: 1" in found.reason
+
+
 def test_zero_scales() -> None:
     """A zero scale stays where the format has zero; E8M0 has none, so the codes become zeros instead."""
     q = made(schemes["fp8_block128"], (8, 64))

@@ -28,10 +28,10 @@ class Misfits:
     """What has no equal in the target; misfits of chunks add up to those of the tensor.
 
     ``tiles`` of ``of`` innermost tiles of the target, each by its first cause: the scale needs more significant
-    bits than its format has (``by_precision``), is too large or small for it (``by_range``), or some code has no
-    equal (``by_code``). ``elements``: codes without an equal at the natural shift, and all nonzero elements where
-    the scale has none. ``first``: index of the first such element. ``minus_zeros`` became plus zeros, which are
-    equal. ``outer_ulp``: how far the outer scale is from the one that would be exact, in its last place.
+    bits than its format has, or a sign (``by_precision``), is too large or small for it (``by_range``), or some
+    code has no equal (``by_code``). ``elements``: codes without an equal at the natural shift, and all nonzero
+    elements where the scale has none. ``first``: index of the first such element. ``minus_zeros`` became plus
+    zeros, which are equal. ``outer_ulp``: how far the outer scale is from the exact one, in its last place.
     """
 
     of: int = 0
@@ -59,7 +59,7 @@ class Misfits:
         """The reason in one line; empty where everything is kept."""
         scale, parts = target.inner.format.name, []
         if self.by_precision:
-            parts.append(f"scales with more significant bits than {scale} has: {self.by_precision}")
+            parts.append(f"scales that are no {scale} number at any power of two: {self.by_precision}")
         if self.by_range:
             beside = " under the tensor's outer scale" if outer_level(target) is not None else ""
             parts.append(f"scales out of {scale}'s range{beside}: {self.by_range}")

@@ -85,7 +85,8 @@ def recode(
     """``q`` [..., n, K] in another scheme, value for value; see the module docstring.
 
     ``outer`` is the target's per-tensor scale as stored; one chunk of several must be given that of the whole
-    tensor (``plan_outer`` of the summed surveys). ``row`` is where the chunk starts, for the place of misfits.
+    tensor (``plan_outer`` of the summed surveys); leading matrices share it, so experts with outer scales of their
+    own are recoded one by one. ``row`` is where the chunk starts, for the place of misfits.
     UsageError where ``possible`` says no; NonFiniteError for scales that are no numbers, and for elements that
     are none and would have to be rounded.
     """

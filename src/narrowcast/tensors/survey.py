@@ -124,9 +124,10 @@ def survey(q: QTensor) -> Survey:
 def plan_outer(found: Survey, source: Scheme, target: Scheme) -> float | None:
     """The target's outer scale as stored (a divisor where it divides), or None where the target has none.
 
-    A power of two, unless the source's own outer scale has an odd part, which is then taken over; one over such a
-    number is rounded to the stored format. For a target of one scale in all: the source's scale, moved by the
-    shift at which the codes that occur have equals, or else lose the least square error.
+    A power of two, unless the source's own outer scale (the largest of several) has an odd part, which is then
+    taken over; one over such a number is rounded to the stored format. For a target of one scale in all: the
+    source's scale, moved by the shift at which the codes that occur have equals, or else lose the least square
+    error.
     """
     outside = outer_level(target)
     if outside is None:
@@ -152,7 +153,7 @@ def _beside(found: Survey, pair: Pair, source: Scheme, target: Scheme) -> Fracti
         over, under = found.largest * 2.0**power > fmt.max, found.smallest * 2.0**power < 2.0**within.floor
         if not over and not under and found.lowest + power >= within.lowest:
             return outer
-    odd = {outer / Fraction(2) ** _power(outer) for outer in found.outers}
+    widest = max(found.outers, default=Fraction(1))
     half, exponent = np.frexp(found.largest * 2.0**shift / fmt.max)
     exponent -= half == 0.5
     ends = reach(target.scales[-1].format)
@@ -160,7 +161,7 @@ def _beside(found: Survey, pair: Pair, source: Scheme, target: Scheme) -> Fracti
     if target.scales[-1].divides:
         lowest, highest = max(lowest, -highest), min(highest, -ends.floor)
     power = int(np.clip(exponent, lowest, highest))
-    return (odd.pop() if len(odd) == 1 else Fraction(1)) * Fraction(2) ** power
+    return widest * Fraction(2) ** (power - _power(widest))
 
 
 def _power(number: Fraction) -> int:
