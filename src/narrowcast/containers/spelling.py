@@ -129,7 +129,7 @@ Chunk = tuple[str, Array, int, int]
 @dataclass(frozen=True)
 class Spelling:
     """How one linear scheme is written in a container: its parts, the packing of codes between them and the kernels,
-    who reads it (``whole``: only where tiles fill the matrix), and what N and K must be multiples of. ``scheme`` is
+    who reads it (``whole``: only where tiles fill it), and what N and K must be multiples of. ``scheme`` is
     None for plain floats. ``ordered`` gives the same spelling for columns that are stored in another order (the
     model's column of each), where the container can say so."""
 
@@ -157,9 +157,12 @@ class Spelling:
         return replace(self, parts=tuple(part for part in self.parts if part.piece not in pieces))
 
     def of(self, shape: tuple[int, int]) -> Spelling:
-        """The spelling of a matrix of this shape: without engines that read whole tiles only, where one is partial."""
+        """The spelling of a matrix of this shape: without engines that read ``whole`` tiles only, where the last of
+        several tiles is cut off."""
         tile = self.scheme.inner.tile
-        if all(size == 0 or length % size == 0 for length, size in zip(shape, tile, strict=True)):
+        if all(
+            not size or length <= size or length % size == 0 for length, size in zip(shape, tile, strict=True)
+        ):
             return self
         return replace(self, engines=tuple(engine for engine in self.engines if engine not in self.whole))
 

@@ -69,6 +69,9 @@ def spelling(linear: LinearScheme, source: Format) -> Spelling:
             return spell("mxfp8-quantized", weight, linear)
     if element is E2M1 and scale is E4M3FN and weight.inner.tile == (1, 16) and len(weight.scales) == 2:
         return spell("nvfp4-pack-quantized", weight, linear)
+    if element is E4M3FN and scale is E8M0 is source and weight.inner.tile[0] != 1:
+        # Blocks that are powers of two already: the same values in float scales, which is what engines load here.
+        weight, scale = weight.with_scale_format(FP32), FP32
     if element is E4M3FN and scale in FLOATS and len(weight.scales) == 1:
         return spell("float-quantized" if linear.input else "naive-quantized", weight, linear)
     if element is INT8 and linear.input is not None and scale in FLOATS and weight.zero is None:
