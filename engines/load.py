@@ -1,7 +1,7 @@
 """Load one checkpoint in vLLM and continue a prompt greedily: python load.py MODEL PROMPT TOKENS.
 
 Runs in .venv-engine, in a process of its own, because an engine that dies must not take the test along. The
-last line of stdout is one JSON object: {"loads", "text", "tokens"} or {"loads": false, "message"}, with the
+last line of stdout is one JSON object: {"loads", "text", "tokens", "logprobs"} or {"loads": false, "message"}, with the
 version and the instruction set of the build that ran.
 """
 
@@ -40,7 +40,7 @@ def generate(engine: Any, prompt: str, tokens: int) -> Any:
     from vllm import SamplingParams
 
     def ask(count: int) -> Any:
-        sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=1)
         return engine.generate([prompt], sampling, use_tqdm=False)[0].outputs[0]
 
     start = time.perf_counter()
@@ -59,7 +59,9 @@ def attempt(model: str, prompt: str, tokens: int) -> dict[str, Any]:
     except Exception as refusal:
         text = " ".join(str(refusal).split()).replace(model, "MODEL")
         return {"loads": False, "message": f"{type(refusal).__name__}: {text}"}
-    return {"loads": True, "text": out.text, "tokens": list(out.token_ids)}
+    ids = list(out.token_ids)
+    logs = [float(step[token].logprob) for step, token in zip(out.logprobs, ids, strict=True)]
+    return {"loads": True, "text": out.text, "tokens": ids, "logprobs": logs}
 
 
 if __name__ == "__main__":

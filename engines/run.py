@@ -1,13 +1,19 @@
-"""Which presets an engine loads, tried for real: python engines/run.py MODEL [--presets ...] [--accept].
+"""Which files an engine loads, tried for real: python engines/run.py MODEL [--containers ...] [--presets ...]
+[--accept].
 
-Every preset without calibration is quantized from MODEL and given to vLLM's CPU build (``load.py``), each in
-a process of its own with a time limit. What the engine said is compared with engines/results.json, where
-verdicts are kept by instruction set, since the wheel's three compiled parts accept different things. A
-preset that used to load and no longer does, or the other way round, fails the test, unless --accept records
-it. docs/engines.md is the table of the file.
+Every preset without calibration is written from MODEL in every container that can spell it, and given to vLLM's
+CPU build
+(``load.py``), each in a process of its own with a time limit. What loads is held against narrowcast's own
+decoding of the
+same file: the file converted to plain BF16 goes through the same engine, and greedy tokens and their
+log-probabilities
+are compared. They differ by what the engine's kernels do with activations and accumulators, so the differences are
+recorded; a difference of more than one nat means that the engine computes another model, and fails the test.
 
-Left out: any judgement of the text. It is recorded beside how many of its first tokens agree with the
-parent's.
+What the engine said is compared with engines/results.json, where verdicts are kept by instruction set, since
+the wheel's
+three compiled parts accept different things. A file that used to load and no longer does, or the other way round,
+fails the test, unless --accept records it. docs/engines.md is the table of the file.
 """
 
 from __future__ import annotations
@@ -23,6 +29,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from narrowcast.containers import containers
+from narrowcast.errors import UsageError
+from narrowcast.numbers.formats import BF16
 from narrowcast.tensors.presets import presets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,13 +42,13 @@ ENGINE = ROOT / ".venv-engine" / "bin" / "python"
 NARROWCAST = ROOT / ".venv" / "bin" / "narrowcast"
 PROMPT = "The capital of France is"
 TOKENS = 8
-LIMIT = 900  # seconds for one preset
-PARENT = "bf16"
+LIMIT = 900  # seconds for one file
+ANOTHER_MODEL = 1.0  # nats between the log-probabilities of the same token
 
 Verdict = dict[str, Any]
 
 
-class NotQuantized(Exception):
+class NotWritten(Exception):
     """narrowcast itself failed, so the engine has nothing to judge."""
 
 
@@ -59,47 +68,79 @@ def load(model: Path) -> Verdict:
     return {"loads": False, "message": lines[-1]}
 
 
-def quantize(model: Path, preset: str) -> Path:
-    """The checkpoint of one preset, fresh; raises NotQuantized with our own message."""
+def narrowcast(out: Path, *words: str | Path) -> Path:
+    """Run narrowcast for a fresh directory; raises NotWritten with our own message."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
-    out = SCRATCH / preset
-    for path in (out, out.with_name(f"{preset}.partial")):
+    for path in (out, out.with_name(f"{out.name}.partial")):
         shutil.rmtree(path, ignore_errors=True)
-    argv = [NARROWCAST, "quantize", model, out, "--preset", preset]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = subprocess.run([NARROWCAST, *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NotQuantized(f"narrowcast quantize --preset {preset} failed:\n{done.stderr.strip()}")
+        raise NotWritten(f"narrowcast {' '.join(map(str, words))} failed:\n{done.stderr.strip()}")
     return out
 
 
-def trial(model: Path, preset: str) -> Verdict:
-    """Quantize (unless it is the parent), load, and remove the checkpoint again."""
-    source = model if preset == PARENT else quantize(model, preset)
+def trial(model: Path, container: str, preset: str) -> Verdict:
+    """Write, load, and hold what loads against our own decoding of the same file."""
+    name = f"{container}-{preset}"
+    source = narrowcast(
+        SCRATCH / name, "quantize", model, SCRATCH / name, "--preset", preset, "--container", container
+    )
     start = time.perf_counter()
     verdict = load(source)
-    seconds = time.perf_counter() - start
-    if preset != PARENT:
-        shutil.rmtree(source)
+    if verdict["loads"]:
+        plain = narrowcast(
+            SCRATCH / f"{name}-plain", "convert", source, SCRATCH / f"{name}-plain", "--to", "plain"
+        )
+        verdict |= beside(verdict, load(plain))
+        shutil.rmtree(plain)
+    shutil.rmtree(source)
     said = f"loads: {verdict['text']!r}" if verdict["loads"] else f"refused: {verdict['message']}"
-    print(f"{preset:16} {seconds:4.0f} s  {said[:110]}", flush=True)
+    print(f"{name:28} {time.perf_counter() - start:4.0f} s  {said[:100]}", flush=True)
     return verdict
 
 
-def agreement(verdict: Verdict, parent: Verdict) -> str:
-    """How many of the first tokens are the parent's, of how many."""
-    pairs = list(zip(verdict["tokens"], parent["tokens"], strict=False))
+def beside(verdict: Verdict, decoded: Verdict) -> Verdict:
+    """Tokens that agree with our decoding of the file, and the largest difference of their log-probabilities."""
+    same = agreement(verdict, decoded)
+    count = int(same.partition("/")[0])
+    pairs = list(zip(verdict["logprobs"], decoded["logprobs"], strict=False))
+    differences = [abs(a - b) for a, b in pairs[: max(count, 1)]]
+    return {"decoded": same, "nats": round(max(differences), 4)}
+
+
+def agreement(verdict: Verdict, other: Verdict) -> str:
+    """How many of the first tokens are the other's, of how many."""
+    pairs = list(zip(verdict["tokens"], other["tokens"], strict=False))
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
     return f"{same}/{len(pairs)}"
 
 
+def spelled(container: str, preset: str) -> bool:
+    """Whether the container can hold the preset at all."""
+    spelling = containers[container].spelling
+    if spelling is None:
+        return False
+    try:
+        spelling(presets[preset].linear, BF16)
+    except UsageError:
+        return False
+    return True
+
+
 def changes(known: dict[str, Verdict], found: dict[str, Verdict]) -> list[str]:
-    """Presets whose verdict is no longer the recorded one."""
-    return [
-        f"{preset}: was {'loaded' if known[preset]['loads'] else 'refused'}, now "
+    """Files whose verdict is no longer the recorded one, and those that compute another model."""
+    changed = [
+        f"{name}: was {'loaded' if known[name]['loads'] else 'refused'}, now "
         + ("loads" if verdict["loads"] else f"refused ({verdict['message']})")
-        for preset, verdict in found.items()
-        if preset in known and known[preset]["loads"] != verdict["loads"]
+        for name, verdict in found.items()
+        if name in known and known[name]["loads"] != verdict["loads"]
     ]
+    strange = [
+        f"{name}: log-probabilities are {verdict['nats']} nats from those of narrowcast's own decoding"
+        for name, verdict in found.items()
+        if verdict["loads"] and verdict["nats"] > ANOTHER_MODEL
+    ]
+    return changed + strange
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
@@ -107,63 +148,73 @@ def page(results: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# What engines load",
         "",
-        "Generated by `make engine-test`, which quantizes SmolLM2-135M with every preset that needs",
-        f"no calibration, loads each result in the engine, and continues “{PROMPT}”",
+        "Generated by `make engine-test`, which writes SmolLM2-135M with every preset that needs no calibration in",
+        f"every container that can spell it, loads each result in the engine, and continues “{PROMPT}”",
         f"greedily by {TOKENS} tokens, or by one where the engine has no fast kernel for it on this CPU.",
-        "“same” counts the first tokens that are the BF16 parent's. A refusal is quoted in the engine's words.",
+        "“parent” counts the first tokens that are the BF16 parent's. “decoded” counts those of the same file",
+        "converted to plain BF16 by narrowcast and run by the same engine; “nats” is the largest difference of their",
+        "log-probabilities. A refusal is quoted in the engine's words.",
     ]
     for result in results.values():
         title = f"{result['engine']} {result['version']}, {result['instructions']}"
-        lines += ["", f"## {title}", "", "| preset | engine | verdict | same | text or message |"]
-        lines += ["|---|---|---|---|---|"]
-        for preset, verdict in result["presets"].items():
-            said = (
-                f"`{verdict['text']!r}`" if verdict["loads"] else verdict["message"][:300].replace("|", "\\|")
-            )
-            same = verdict["same"] if verdict["loads"] else ""
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| container | preset | verdict | parent | decoded | nats | text or message |",
+        ]
+        lines += ["|---|---|---|---|---|---|---|"]
+        for name, verdict in result["files"].items():
+            container, _, preset = name.partition("/")
+            said = f"`{verdict['text']!r}`" if verdict["loads"] else verdict["message"][:300]
+            figures = [str(verdict.get(key, "")) for key in ("same", "decoded", "nats")]
             word = "loads" if verdict["loads"] else "refused"
-            lines.append(f"| {preset} | {title} | {word} | {same} | {said.replace('|', chr(92) + '|')} |")
+            cells = [container, preset, word, *figures, said.replace("|", "\\|")]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def record(results: dict[str, Any], parent: Verdict, found: dict[str, Verdict]) -> None:
     """Merge what was found into engines/results.json and write the page."""
-    for verdict in found.values():
-        if verdict["loads"]:
-            verdict["same"] = agreement(verdict, parent)
     about = {key: parent[key] for key in ("engine", "version", "instructions")}
-    keep = ("loads", "text", "same", "message")
-    rows = {p: {k: v[k] for k in keep if k in v} for p, v in found.items()}
-    old = results.get(parent["instructions"], {}).get("presets", {})
-    results[parent["instructions"]] = {**about, "presets": {**old, **rows}}
+    keep = ("loads", "text", "same", "decoded", "nats", "message")
+    rows = {name: {k: v[k] for k in keep if k in v} for name, v in found.items()}
+    old = results.get(parent["instructions"], {}).get("files", {})
+    results[parent["instructions"]] = {**about, "files": dict(sorted({**old, **rows}.items()))}
     RESULTS.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     PAGE.write_text(page(results))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when every verdict is the recorded one or new, 1 when one changed or narrowcast failed."""
-    parser = argparse.ArgumentParser(description="which presets vLLM's CPU build loads")
+    """0 when every verdict is the recorded one or new, 1 when one changed, computes another model, or we failed."""
+    parser = argparse.ArgumentParser(description="which files vLLM's CPU build loads")
     parser.add_argument("model", type=Path)
     free = [name for name, preset in presets.items() if not preset.calibrated]
     parser.add_argument("--presets", nargs="+", default=free)
+    parser.add_argument("--containers", nargs="+", default=list(containers))
     parser.add_argument("--accept", action="store_true", help="record changed verdicts instead of failing")
     options = parser.parse_args(arguments)
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    parent = trial(options.model, PARENT)
+    parent = load(options.model)
     if not parent["loads"]:
         print(f"the engine does not load the BF16 parent: {parent['message']}", file=sys.stderr)
         return 1
-    known = results.get(parent["instructions"], {}).get("presets", {})
-    found, failures = {PARENT: parent}, []
-    for preset in options.presets:
+    known = results.get(parent["instructions"], {}).get("files", {})
+    found: dict[str, Verdict] = {}
+    failures = []
+    for container, preset in [(c, p) for c in options.containers for p in options.presets if spelled(c, p)]:
         try:
-            found[preset] = trial(options.model, preset)
-        except NotQuantized as failure:
+            verdict = trial(options.model, container, preset)
+        except NotWritten as failure:
             failures.append(str(failure))
+            continue
+        if verdict["loads"]:
+            verdict["same"] = agreement(verdict, parent)
+        found[f"{container}/{preset}"] = verdict
     changed = changes(known, found)
-    if changed and not options.accept:
+    if (changed and not options.accept) or failures:
         print(
-            "\n".join(["changed since engines/results.json (--accept records it):", *changed]),
+            "\n".join(["what engines/results.json does not say (--accept records it):", *changed, *failures]),
             file=sys.stderr,
         )
         return 1
