@@ -20,7 +20,7 @@ packed E2M1 and stacks, for which one-by-one names do.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -30,6 +30,7 @@ import numpy as np
 from narrowcast.containers.caches import cache_scales
 from narrowcast.containers.container import CacheSpelling, Container, Document, Layers
 from narrowcast.containers.contents import Contents, Source, Stored, contradiction, gather
+from narrowcast.containers.skipped import skipped_by
 from narrowcast.containers.spelling import Part, Spelling, code_part, scale_part, value_part, widened
 from narrowcast.errors import UsageError
 from narrowcast.numbers.formats import BF16, E2M1, E4M3FN, E8M0, FP16, FP32, Format, formats
@@ -107,7 +108,7 @@ def document(layers: Layers) -> Document:
     kept = [_plain_name(name) for name in layers.ignore]
     for group in layers.groups:
         for name in group.names:
-            by = _keeps(name, kept)
+            by = skipped_by(name, kept)
             if by is not None:
                 raise UsageError(
                     f"engines would keep {name}, because a kept layer has part of its name",
@@ -126,27 +127,6 @@ def document(layers: Layers) -> Document:
 def _plain_name(entry: str) -> str:
     """A kept module as a name: a pattern for everything under a path becomes the path, which engines match so."""
     return re.sub(r"\\(.)", r"\1", entry[4:].removesuffix(r"\..*")) if entry.startswith("re:^") else entry
-
-
-def _keeps(name: str, entries: Iterable[str]) -> str | None:
-    """The entry by which some engine keeps a module unquantized, or None.
-
-    vLLM: the exact name, and for routed experts an entry below their path. SGLang: also with or without "model.".
-    transformers: a regular expression for the name or a path above it, or the end of the name.
-    """
-    experts = _EXPERT.search(name)
-    path = name[: experts.end() - 1] if experts is not None else None
-    for entry in entries:
-        if name in (entry, f"model.{entry}", entry.removeprefix("model.")) or name.endswith(entry):
-            return entry
-        if path is not None and path in entry:
-            return entry
-        try:
-            if re.match(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))", name):
-                return entry
-        except re.error:
-            continue
-    return None
 
 
 @dataclass(frozen=True)
@@ -237,7 +217,7 @@ def _stored(
             f"{module}: config and tensors disagree about its input", source,
             got="an input scale" if given else "no input scale", wanted=f"activation_scheme {told.activation}",
         )  # fmt: skip
-    kept = _keeps(module, told.kept)
+    kept = skipped_by(module, told.kept)
     if kept is not None:
         raise contradiction(
             f"{module} is quantized, and the config keeps it unquantized", source,
