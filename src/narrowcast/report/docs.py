@@ -1,6 +1,6 @@
 """Reference pages made from the rows, so that they cannot say anything else than the program does.
 
-    python -m narrowcast.report.docs            write docs/{formats,schemes,presets,cli}.md
+    python -m narrowcast.report.docs            write docs/*.md that are generated, and the README's table
     python -m narrowcast.report.docs --check    exit 1 when they differ from what would be written
 
 Long tables are Markdown; where a page of the command line says it best, that page is quoted at 80 columns.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from narrowcast.arguments import VERBS, parsers
 from narrowcast.numbers.formats import Format, formats
+from narrowcast.report.containers import LEGEND, container_rows, preset_rows
 from narrowcast.report.formats import bit_layout, format_page
 from narrowcast.report.schemes import scales_words, scheme_page
 from narrowcast.report.tables import number
@@ -24,6 +25,8 @@ from narrowcast.tensors.schemes import Scheme, group_shape, schemes
 
 SHAPE = (4096, 4096)
 FOLDER = Path(__file__).parents[3] / "docs"
+README, RESULTS = FOLDER.parent / "README.md", FOLDER.parent / "engines" / "results.json"
+BEGIN, END = "<!-- who loads what: begin -->", "<!-- who loads what: end -->"
 NOTE = "<!-- Made by `python -m narrowcast.report.docs` from the rows in the code; edit those. -->"
 
 
@@ -190,18 +193,49 @@ def _quoted(command: str, page: Iterable[str]) -> list[str]:
     return ["```text", f"$ {command}", *page, "```"]
 
 
+def containers_doc() -> list[str]:
+    return [
+        "# Containers",
+        "",
+        NOTE,
+        "",
+        "How engines spell quantized checkpoints. `narrowcast convert MODEL OUT --to NAME` moves a checkpoint from any "
+        "of them into any that is written, `narrowcast quantize --container NAME` begins there. GGUF and ONNX are "
+        "files and not directories: `--to gguf` and `--to onnx`.",
+        "",
+        *markdown(*container_rows()),
+        "",
+        "## Who loads what",
+        "",
+        LEGEND.replace("docs/engines.md)", "engines.md)"),
+        "",
+        *markdown(*preset_rows(RESULTS)),
+    ]
+
+
+def readme() -> str:
+    """README.md with its table renewed."""
+    text = README.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    table = "\n".join([LEGEND, "", *markdown(*preset_rows(RESULTS))])
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
 PAGES: dict[str, Callable[[], list[str]]] = {
     "formats.md": formats_doc,
     "schemes.md": schemes_doc,
     "presets.md": presets_doc,
     "cli.md": cli_doc,
+    "containers.md": containers_doc,
 }
 
 
 def pages() -> dict[str, str]:
     """File name to text, the same on every terminal."""
     os.environ["COLUMNS"] = "80"
-    return {name: "\n".join(make()).rstrip() + "\n" for name, make in PAGES.items()}
+    made = {name: "\n".join(make()).rstrip() + "\n" for name, make in PAGES.items()}
+    return made | ({"../README.md": readme()} if README.is_file() else {})
 
 
 def main(argv: Sequence[str]) -> int:
