@@ -9,8 +9,9 @@ and show which it is; an asymmetric v1 cannot store the largest number, unless i
     symmetric weights     written as v1, which every reader takes
     asymmetric weights    written as v2: GPTQModel refuses them as v1, and v1 has no zero point 0 that all readers share
 
-Scales are fp16 in what is written. A bias is carried in its own dtype, which readers cast. What matrices have of
-their own is said in ``dynamic``, where the first pattern that matches decides: ``-:`` not quantized, ``+:`` otherwise.
+Scales are fp16 in what is written; an engine that runs the model in bf16 rounds them once more. A bias is carried in
+its own dtype, which readers cast. What matrices have of their own is said in ``dynamic``, where the first pattern that
+matches decides: ``-:`` not quantized, ``+:`` quantized otherwise.
 
 Sources: GPTQModel 7.7, vLLM 0.32 (auto_gptq.py, gptq_utils.py). Left out: planar and kernel formats (gptq_p, marlin,
 bitblas); in ``dynamic``, names of modules that only an engine fuses (qkv_proj).
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from narrowcast._version import __version__
+from narrowcast.containers.beside import agreed
 from narrowcast.containers.container import Container, Document, Group, Layers
 from narrowcast.containers.contents import Contents, Source, Stored, contradiction, gather
 from narrowcast.containers.spelling import Place, Spelling
@@ -149,18 +151,8 @@ def read(source: Source) -> Contents:
 
 
 def _config(source: Source) -> dict[str, Any]:
-    """What the config and the file beside it say, which must be the same."""
-    both = [_normal(source, config) for config in (source.beside.get(BESIDE, {}), source.config) if config]
-    if len(both) == 2:
-        differ = sorted(k for k in _SAID if k in both[0] and k in both[1] and both[0][k] != both[1][k])
-        if differ:
-            raise contradiction(
-                "the two quantization configs disagree", source,
-                got=", ".join(f"{key} {both[1][key]}" for key in differ) + " in config.json",
-                wanted=", ".join(f"{key} {both[0][key]}" for key in differ) + f" as in {BESIDE}",
-                remedy="remove the one that the tensors do not follow",
-            )  # fmt: skip
-    found = {key: value for config in both for key, value in config.items()}
+    """What the config and the file beside it say."""
+    found = agreed(source, (BESIDE,), _SAID, _normal)
     for key in ("bits", "group_size"):
         if not isinstance(found.get(key), int):
             raise contradiction(
