@@ -29,6 +29,9 @@ from narrowcast.numbers.formats import FP32, Format
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.safetensors import Entry
 from narrowcast.tensors.packing import unpack
+from narrowcast.tensors.scaling import element_divisor
+from narrowcast.tensors.schemes import Scheme
+from narrowcast.tensors.storage import stored_scheme
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,11 @@ class Coded:
         multiple = self.how.row_multiple
         first = start // multiple * multiple
         last = min(-(-stop // multiple) * multiple, self.shape[0])
-        rows, scheme = self.rows(source, first, last), self.how.scheme
+        rows, scheme, outer = folded(self.rows(source, first, last), self.how.scheme, self.outer(source))
         backend = choose(scheme, FP32, self.how.packing).backend
         scaled = self.how.part("pre_scale") is not None
         values = backend.dequantize(
-            rows, scheme, self.how.packing, self.shape[1], FP32 if scaled else out, self.outer(source)
+            rows, scheme, self.how.packing, self.shape[1], FP32 if scaled else out, outer
         )
         if scaled:
             # The input is multiplied by it, so this is the weight that meets the model's own input.
@@ -101,6 +104,15 @@ class Coded:
     def codes(self, source: Checkpoint, start: int, stop: int) -> NDArray[np.uint8]:
         """Codes of rows start:stop, one in a byte."""
         return unpack(self.rows(source, start, stop).packed, self.how.packing, self.shape[1])
+
+
+def folded(rows: Rows, scheme: Scheme, outer: float | None) -> tuple[Rows, Scheme, float | None]:
+    """Rows whose outer scale divides, with fp32 inner scales that hold the quotient: what the decoder computes
+    first anyway, and a form that compiled kernels read. Others as they are."""
+    if outer is None or not scheme.scales[-1].divides:
+        return rows, scheme, outer
+    scales = element_divisor(rows.scales, scheme, np.full((1, 1), outer, np.float32))
+    return replace(rows, scales=scales), stored_scheme(scheme.element, scheme.inner.tile, FP32), None
 
 
 def in_order(values: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
