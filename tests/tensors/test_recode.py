@@ -275,6 +275,28 @@ def test_an_odd_outer_scale_is_taken_over() -> None:
     assert exact(found.q) == exact(q)
 
 
+@pytest.mark.parametrize(
+    ("number", "power"),
+    [(448, 0), (480, 1), (1024, 2), (2.0**-9, 0), (1.875 * 2.0**-8, -15), (1.75 * 2.0**-10, -18)],
+)
+def test_an_outer_scale_moves_only_if_a_scale_does_not_fit_beside_it(number: float, power: int) -> None:
+    """E4M3 ends at 448 and steps by 2^-9: what lies beyond goes as high as it can, 1.875 to 240 and 1.75 to 448."""
+    nvfp4_scheme, base = schemes["nvfp4"], float(np.float32(0.1))
+    source = replace(nvfp4_scheme, scales=(Scale(BF16, (1, 16), "amax"), nvfp4_scheme.scales[1]))
+    stored = np.full((1, 1), number, ml_dtypes.bfloat16).view(np.uint16)
+    q = QTensor(source, np.array([[1, 7] * 8], np.uint8), (stored, np.full((1, 1), base, np.float32)))
+    assert plan_outer(survey(q), source, nvfp4_scheme) == base * 2.0**power
+    found = recode(q, nvfp4_scheme)
+    assert found.q is not None, found.reason
+    assert exact(found.q) == exact(q)
+
+
+def test_surveys_of_siblings_know_all_outer_scales() -> None:
+    both = survey(nvfp4(0.25)) + survey(nvfp4(2.0))
+    assert both.outers == {Fraction(1, 4), Fraction(2)}
+    assert plan_outer(both, schemes["nvfp4"], schemes["nvfp4"]) in (0.25, 2.0)
+
+
 def test_siblings_share_the_outer_scale_that_the_sum_of_their_surveys_gives() -> None:
     source, target = schemes["mxfp4"], schemes["nvfp4"]
     siblings = [mxfp4([0, -3]), mxfp4([4, 1]), mxfp4([-9, -6])]
