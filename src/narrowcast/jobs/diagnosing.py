@@ -30,7 +30,7 @@ from narrowcast.tensors.scaling import element_divisor, load_scale, spread
 
 F = NDArray[np.floating]
 GAIN, ENOUGH, SLACK = 6.0, 9.0, 3.0  # dB; enough is what 2-bit integers keep
-SAMPLE = 1 << 19  # elements: some milliseconds for each mistake
+SAMPLE = 1 << 18  # elements: some milliseconds for each mistake
 ROWS = 512
 NEAR = 2.0**-6  # of a ratio that least squares gives, on a sample that was rounded
 HEADS = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256)  # rows of an attention head
@@ -170,6 +170,8 @@ def diagnose(case: Case) -> Diagnosis | None:
     best: Diagnosis | None = None
     with np.errstate(all="ignore"):  # what a mistaken scale makes of values may be anything
         before = sqnr(case.a.values, case.b.values)
+        if before == inf:
+            return None  # what differs lies beyond the sample
         for mistake in MISTAKES:
             for guess in mistake.guess(case):
                 after = sqnr(guess.a, guess.b)
@@ -183,9 +185,11 @@ def diagnose(case: Case) -> Diagnosis | None:
 
 def sqnr(a: F, b: F) -> float:
     """dB over elements that are finite on both sides."""
-    finite = np.isfinite(a) & np.isfinite(b)
-    x, y = (np.where(finite, side, 0).astype(np.float64) for side in (a, b))
+    x, y = a.astype(np.float64), b.astype(np.float64)
     signal, noise = float(np.square(x).sum()), float(np.square(x - y).sum())
+    if not isfinite(signal + noise):
+        finite = np.isfinite(x) & np.isfinite(y)
+        signal, noise = float(np.square(x[finite]).sum()), float(np.square((x - y)[finite]).sum())
     return inf if not noise else 10 * log10(signal / noise) if signal else -inf
 
 

@@ -2,9 +2,9 @@
 
     held(opened)    name -> Held       a matrix [N, K] whatever it lies in: alone, quantized, in a stack of experts
 
-A quantized matrix has its module's name, as an unquantized one has; stacks are seen expert by expert and projection
-by projection, so that a stacked and an unstacked layout of one model meet. What is no matrix of a layer keeps its
-tensor's name. Scales of inputs and of the KV cache are small tensors of their own, as multipliers.
+A quantized matrix has its module's name, as an unquantized one has; stacks and their biases are seen expert by expert
+and projection by projection, so that a stacked and an unstacked layout of one model meet. What is no matrix of a
+layer keeps its tensor's name. Scales of inputs and of the KV cache are small tensors of their own, as multipliers.
 
 A head that a tied model does not store is its embedding: it meets the other side's head, where that is stored.
 """
@@ -24,7 +24,7 @@ from narrowcast.containers.spelling import widened
 from narrowcast.errors import UsageError
 from narrowcast.jobs.coded import Coded, Logical, Opened
 from narrowcast.jobs.stream import Floats, Slice
-from narrowcast.model.modules import Module
+from narrowcast.model.modules import Module, Part
 from narrowcast.model.patterns import Pattern, near_misses
 from narrowcast.model.roles import classify
 from narrowcast.numbers.codec import widen
@@ -49,6 +49,22 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Strip:
+    """The bias of one projection of one expert in a stack [E, out]: [1, n]."""
+
+    tensor: str
+    shape: tuple[int, int]
+    expert: int
+    part: Part
+    chunk_bytes: int = 1 << 20
+
+    def read(self, source: Checkpoint, carrier: np.dtype[Any], start: int, stop: int) -> NDArray[Any]:
+        row = source.rows(self.tensor, self.expert, self.expert + 1)
+        found = row[start:stop, self.part.start : self.part.stop : self.part.step]
+        return np.ascontiguousarray(found)
+
+
+@dataclass(frozen=True)
 class Held:
     """One tensor of one checkpoint.
 
@@ -62,7 +78,7 @@ class Held:
     scheme: str
     shape: tuple[int, ...]
     nbytes: int
-    source: Coded | Slice | Floats | Constant
+    source: Coded | Slice | Floats | Constant | Strip
     checkpoint: Checkpoint
     dtype: DType | None = None
 
@@ -103,12 +119,13 @@ class Held:
         return self.source.read(self.checkpoint, self.carrier, start, stop)
 
     def values(self, start: int, stop: int) -> NDArray[Any]:
-        """Rows start:stop as exact values: float32, or float64 for dtypes that float32 does not hold."""
+        """Rows start:stop as exact values: float32, or the dtype itself where float32 does not hold it."""
         found = self.stored(start, stop)
         if self.dtype is None:
             return found
         if self.dtype.format is None or self.dtype.format == FP64.name:
-            return found.view("<f4") if found.dtype.kind == "c" else found.astype(np.float64)
+            views = {"c": "<f4", "b": "u1"}
+            return found.view(views.get(found.dtype.kind, found.dtype))
         return widen(found, formats[self.dtype.format])
 
 
@@ -126,11 +143,14 @@ class Tensors:
 def held(opened: Opened) -> Tensors:
     """What a checkpoint holds, in file order, scales of inputs and caches last."""
     modules = {module.tensor: module for module in opened.modules}
+    biases = {module.bias: module for module in opened.modules if module.bias and list(module.splits())}
     found: dict[str, Held] = {}
     for name, entry in opened.entries.items():
         module = modules.get(name)
         if isinstance(entry, Logical):
             members = list(_coded(opened, module, entry))
+        elif name in biases:
+            members = list(_biases(opened, biases[name], entry))
         else:
             members = list(_plain(opened, module, entry))
         found |= {member.name: member for member in members}
@@ -183,6 +203,18 @@ def _plain(opened: Opened, module: Module | None, entry: Entry) -> Iterator[Held
         yield Held(
             entry.name, role, kind, scheme, entry.shape, entry.nbytes, matrix, opened.checkpoint, entry.dtype
         )  # fmt: skip
+
+
+def _biases(opened: Opened, module: Module, entry: Entry) -> Iterator[Held]:
+    """A stack of biases, cut as its matrices are."""
+    scheme = entry.dtype.format or entry.dtype.name.lower()
+    for split in module.splits():
+        size = len(range(split.part.start, split.part.stop, split.part.step))
+        source = Strip(entry.name, (1, size), split.expert, split.part)
+        nbytes = size * entry.dtype.carrier.itemsize
+        yield Held(
+            f"{split.name}.bias", "bias", "", scheme, (size,), nbytes, source, opened.checkpoint, entry.dtype
+        )
 
 
 def _role(opened: Opened, module: Module | None, name: str, shape: Sequence[int]) -> tuple[str, str]:
