@@ -38,6 +38,11 @@ def toy_config(
     )  # fmt: skip
 
 
+def narrow_config() -> LlamaConfig:
+    """One head of 32: every side of every matrix is 32 or 64."""
+    return toy_config(hidden=32, inner=64, head_dim=32, num_attention_heads=1, num_key_value_heads=1)
+
+
 def fill(weight: torch.Tensor, seed: int, zeros: bool = True) -> None:
     """Normal values whose rows and 16-blocks differ in magnitude, with an outlier, a zero row and a zero block."""
     made = torch.Generator().manual_seed(seed)
@@ -48,7 +53,7 @@ def fill(weight: torch.Tensor, seed: int, zeros: bool = True) -> None:
         16, 1
     )[:, :k]
     values[..., 1, 2] = 1.25
-    if zeros:
+    if zeros and n > 3:
         values[..., 3, :] = 0.0
         values[..., n - 1, : min(32, k)] = 0.0
     weight.copy_(values.to(weight.dtype))

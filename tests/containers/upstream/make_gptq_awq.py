@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from awq.utils.packing_utils import dequantize_gemm
-from fixture import HERE, calibration, fresh, keep, toy_config, toy_model
+from fixture import HERE, calibration, fresh, keep, narrow_config, toy_config, toy_model
 from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 from gptqmodel.quantization import METHOD
 from safetensors.torch import load_file
@@ -28,8 +28,8 @@ PACKAGES = ("gptqmodel", "transformers", "torch")
 
 
 def plain(where: str, width: int) -> None:
-    shape = toy_config(hidden=width, inner=64, head_dim=width, num_attention_heads=1, num_key_value_heads=1)
-    toy_model(torch.float16, shape).save_pretrained(where)
+    wide = toy_config(hidden=64, inner=64, head_dim=64, num_attention_heads=1, num_key_value_heads=1)
+    toy_model(torch.float16, wide if width == 64 else narrow_config()).save_pretrained(where)
     words = Tokenizer(WordLevel({str(i): i for i in range(32)}, unk_token="0"))
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0").save_pretrained(where)
 
@@ -86,6 +86,7 @@ def write(name: str, **settings: Any) -> None:
 
 
 if __name__ == "__main__":
+    os.chdir(tempfile.mkdtemp())  # it leaves logs where it runs
     write("gptq_v1_4bit_sym", bits=4, sym=True, desc_act=False, format="gptq")
     write("gptq_v1_4bit_asym_desc_act", bits=4, sym=False, desc_act=True, format="gptq")
     write("gptq_v2_4bit_asym", bits=4, sym=False, desc_act=False, format="gptq_v2")
@@ -94,5 +95,4 @@ if __name__ == "__main__":
     write("gptq_v1_3bit_asym", bits=3, sym=False, desc_act=False, format="gptq")
     write("gptq_v2_3bit_sym", bits=3, sym=True, desc_act=False, format="gptq_v2")
     write("gptq_v1_8bit_sym", bits=8, sym=True, desc_act=False, format="gptq")
-    write("gptq_v2_8bit_asym", bits=8, sym=False, desc_act=False, format="gptq_v2")
     write("awq_gemm_asym", method="awq", format="gemm", bits=4, sym=False, desc_act=False)

@@ -8,7 +8,7 @@ import tempfile
 from typing import Any
 
 import torch
-from fixture import HERE, fresh, keep, toy_model
+from fixture import HERE, fresh, keep, narrow_config, toy_model
 from torchao.prototype.mx_formats import MXDynamicActivationMXWeightConfig, NVFP4WeightOnlyConfig
 from torchao.quantization import (
     Float8DynamicActivationFloat8WeightConfig,
@@ -55,7 +55,7 @@ def write(name: str, config: Any, decoded_by: str = "", zeros: bool = True) -> N
     where = fresh(f"torchao_{name}")
     try:
         with tempfile.TemporaryDirectory() as plain:
-            toy_model(zeros=zeros).save_pretrained(plain)
+            toy_model(config=narrow_config(), zeros=zeros).save_pretrained(plain)
             model = AutoModelForCausalLM.from_pretrained(
                 plain, quantization_config=TorchAoConfig(config), device_map="cpu", dtype=torch.bfloat16
             )
