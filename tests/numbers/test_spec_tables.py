@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from narrowcast.numbers.codec import decode_table
+from narrowcast.numbers.codec import decode_table, encode
 from narrowcast.numbers.formats import Kind, formats
 from reference.fractions_oracle import LAYOUTS, code_set, number, rows
 
@@ -19,10 +19,15 @@ NF4_QUANT_MAP = (
     "fffaa23de3ca243edd047c3e3a03ad3eb8a4e13eab07103fb313393f0000803f"
 )
 
+FP4_QUANT_MAP = (
+    "00000000abaaaa3babaa2a3f0000803fabaaaa3e0000003fabaa2a3e0000803e"
+    "00000000abaaaabbabaa2abf000080bfabaaaabe000000bfabaa2abe000080be"
+)
+
 
 def test_every_format_has_a_typed_row() -> None:
     typed = {row["format"] for name in ("floats.csv", "integers.csv", "wide.csv") for row in rows(name)}
-    assert typed | {"nf4"} == set(formats)
+    assert typed | {"nf4", "bnb_fp4"} == set(formats)
 
 
 @pytest.mark.parametrize("row", rows("floats.csv"), ids=lambda r: r["format"])
@@ -85,6 +90,18 @@ def test_values_printed_in_the_specifications(row: dict[str, str]) -> None:
 def test_nf4_values_are_the_float32_table_of_bitsandbytes() -> None:
     expected = np.frombuffer(bytes.fromhex(NF4_QUANT_MAP), "<f4")
     assert decode_table(formats["nf4"]).tolist() == expected.astype(np.float64).tolist()
+
+
+def test_fp4_values_are_the_float32_table_of_bitsandbytes() -> None:
+    """Twelfths, and a zero of each sign that has none; zero is encoded as the first of them."""
+    expected = np.frombuffer(bytes.fromhex(FP4_QUANT_MAP), "<f4")
+    table = decode_table(formats["bnb_fp4"])
+    assert table.tolist() == expected.astype(np.float64).tolist()
+    twelfths = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3])
+    assert table[:8].astype(np.float32).tolist() == (twelfths / 12).astype(np.float32).tolist()
+    assert encode(np.array([0.0, -0.0, 1e-9, -1e-9]), formats["bnb_fp4"]).codes.tolist() == [0, 0, 0, 0]
+    assert encode(table[1:8], formats["bnb_fp4"]).codes.tolist() == list(range(1, 8))
+    assert encode(table[9:], formats["bnb_fp4"]).codes.tolist() == list(range(9, 16))
 
 
 def test_nf4_values_are_quantiles_of_the_normal_distribution() -> None:

@@ -21,6 +21,7 @@ _MODULES: Mapping[str, str] = {
     "fp8": "native_fp8",
     "fbgemm-fp8": "fbgemm",
     "mxfp4": "gpt_oss",
+    "bitsandbytes": "bitsandbytes",
 }
 
 

@@ -8,6 +8,7 @@ config must agree, and where it does not, both sides are named and nothing is gu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +104,15 @@ def gather(entries: Mapping[str, Entry], suffixes: Iterable[str]) -> dict[str, d
         if suffix is not None:
             found.setdefault(name.removesuffix(suffix), {})[suffix] = entry
     return found
+
+
+def left_alone(pattern: str, module: str) -> bool:
+    """Whether transformers takes a name of modules_to_not_convert for this module: a pattern that fits from its
+    start up to a dot, or its end."""
+    try:
+        return re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", module) is not None or module.endswith(pattern)
+    except re.error:
+        return module == pattern
 
 
 def contradiction(

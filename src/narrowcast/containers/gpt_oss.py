@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from narrowcast.containers.container import Container, Document, Layers
-from narrowcast.containers.contents import Contents, Source, Stored, contradiction, gather
+from narrowcast.containers.contents import Contents, Source, Stored, contradiction, gather, left_alone
 from narrowcast.containers.spelling import Part, Place, Spelling
 from narrowcast.errors import UsageError
 from narrowcast.numbers.formats import Format
@@ -89,12 +89,12 @@ def places(shapes: Mapping[str, tuple[int, int]], config: Mapping[str, Any]) -> 
     for stem, rows in members.items():
         _refuse_holes(stem, rows)
     made = {}
-    for name, match in found.items():
-        assert match is not None
-        leaf, first, step = _ROWS[match[3]]
-        stem = f"{match[1]}.{leaf}"
+    for name, place in found.items():
+        assert place is not None
+        leaf, first, step = _ROWS[place[3]]
+        stem = f"{place[1]}.{leaf}"
         experts = len(members[stem]) // step
-        made[name] = Place(stem, step * shapes[name][0], experts, int(match[2]), first, step)
+        made[name] = Place(stem, step * shapes[name][0], experts, int(place[2]), first, step)
     return made
 
 
@@ -168,7 +168,7 @@ def _stored(
             got=" and ".join(f"{entry.name} {entry.dtype.name} {list(entry.shape)}" for entry in entries),
             wanted=f"U8 [experts, rows, columns/{_GROUP}, {_BYTES}] and U8 [experts, rows, columns/{_GROUP}]",
         )  # fmt: skip
-    denied = next((pattern for pattern in kept if _keeps(pattern, module)), None)
+    denied = next((pattern for pattern in kept if left_alone(pattern, module.rpartition(".")[0])), None)
     if denied is not None:
         raise contradiction(
             f"{module} is quantized, and the config says that it is not", source, got=blocks.name,
@@ -176,15 +176,6 @@ def _stored(
         )  # fmt: skip
     experts, n, groups, _ = blocks.shape
     return Stored(module, (n, groups * _GROUP), spell(suffixes), LinearScheme(MXFP4), experts, "interleaved")
-
-
-def _keeps(pattern: str, module: str) -> bool:
-    """Whether transformers takes the pattern for this module's parent: from the start, up to a dot."""
-    parent = module.rpartition(".")[0]
-    try:
-        return re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", parent) is not None or parent.endswith(pattern)
-    except re.error:
-        return parent == pattern
 
 
 CONTAINER = Container(

@@ -76,6 +76,9 @@ def _grid(fmt: Format) -> _Grid:
     table = decode_table(fmt)
     numbers = np.flatnonzero(np.isfinite(table) & ~((table == 0) & np.signbit(table)))
     codes = numbers[np.argsort(table[numbers], kind="stable")].astype(np.uint16)
+    codes = codes[
+        np.diff(table[codes], prepend=-np.inf) != 0
+    ]  # a table may say a number twice: the first code
     values = table[codes]
     # One step beyond each end, as wide as the grid is there: the largest value may be the first of its binade.
     below, above = values[0] - fmt.spacing(float(values[0])), values[-1] + fmt.spacing(float(values[-1]))

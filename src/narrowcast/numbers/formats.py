@@ -14,7 +14,7 @@ except for the few codes that ``specials`` reserves:
     FINITE    every code is a number
 
 An integer code is a two's complement (or unsigned) integer times 2^-bias, which is all that MXINT8 needs.
-A table format (NF4) lists its values by code.
+A table format (NF4, bitsandbytes' FP4) lists its values by code.
 
 Left out: formats above 16 bits have no code tables (fp32, fp64 and tf32 are rounded as values, see codec);
 decimal and posit formats, which no engine stores weights in.
@@ -292,6 +292,11 @@ _NF4 = (
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
     0.7229568362236023, 1.0,
 )  # fmt: skip
+# Twelfths in fp32: 0, 1/16, 8, 12, 4, 6, 2, 3, and the same below zero.
+_BNB_FP4 = (
+    0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25,
+    0.0, -0.0052083334885537624, -0.6666666865348816, -1.0, -0.3333333432674408, -0.5, -0.1666666716337204, -0.25,
+)  # fmt: skip
 
 ROWS: tuple[Format, ...] = (
     float_format("fp64", 11, 52, _IEEE, _IEEE754, aliases=("float64", "double")),
@@ -318,6 +323,7 @@ ROWS: tuple[Format, ...] = (
     int_format("uint2", 2, False, "unsigned binary"),
     int_format("mxint8", 8, True, _OCPMX + ": element = int8 · 2^-6", bias=6),
     Format("nf4", 4, 0, 0, 0, True, _FINITE, False, Kind.TABLE, _QLORA, (), _NF4),
+    Format("bnb_fp4", 4, 0, 0, 0, True, _FINITE, False, Kind.TABLE, "bitsandbytes 0.50 functional.py", (), _BNB_FP4),
     float_format("binary8p3", 5, 2, Specials.EXTENDED, "IEEE P3109 interim report, extended", bias=16),
     float_format("binary8p4", 4, 3, Specials.EXTENDED, "IEEE P3109 interim report, extended", bias=8),
 )  # fmt: skip
@@ -417,4 +423,5 @@ FP64, FP32, TF32, BF16, FP16 = (formats[n] for n in ("fp64", "fp32", "tf32", "bf
 E5M2, E4M3FN, E3M2, E2M3, E2M1, E8M0 = (
     formats[n] for n in ("e5m2", "e4m3fn", "e3m2", "e2m3", "e2m1", "e8m0")
 )
-INT8, INT4, UINT4, MXINT8, NF4 = (formats[n] for n in ("int8", "int4", "uint4", "mxint8", "nf4"))
+INT8, INT4, UINT4, MXINT8 = (formats[n] for n in ("int8", "int4", "uint4", "mxint8"))
+NF4, BNB_FP4 = formats["nf4"], formats["bnb_fp4"]
