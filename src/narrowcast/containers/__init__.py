@@ -18,6 +18,7 @@ _MODULES: Mapping[str, str] = {
     "compressed-tensors": "compressed_tensors",
     "modelopt": "modelopt",
     "gptq": "gptq",
+    "awq": "awq",
     "fp8": "native_fp8",
     "fbgemm-fp8": "fbgemm",
     "mxfp4": "gpt_oss",
