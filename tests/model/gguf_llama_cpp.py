@@ -21,9 +21,19 @@ def tokenize(job: dict[str, Any]) -> list[list[int]]:
 
 def generate(job: dict[str, Any]) -> dict[str, Any]:
     """Logits of every position of a prompt, in fp32, and the tokens that follow it greedily."""
+    import llama_cpp
     import numpy as np
     from llama_cpp import Llama
 
+    defaults = llama_cpp.llama_cpp.llama_model_default_params
+
+    def without_amx() -> Any:
+        """Matrix units need the kernel's leave, which containers may lack; the plain buffers do without them."""
+        parameters = defaults()
+        parameters.use_extra_bufts = False
+        return parameters
+
+    llama_cpp.llama_cpp.llama_model_default_params = without_amx
     context = len(job["prompt"]) + job["tokens"] + 1
     model = Llama(
         job["model"],
