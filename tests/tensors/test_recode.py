@@ -239,6 +239,9 @@ def test_one_scale_for_the_tensor_is_chosen_from_all_codes() -> None:
         assert found.q is not None, found.reason
         assert found.q.scales[0].item() == outer
         assert exact(found.q) == exact(chunk)
+    # What has no equal is counted at that shift: the odd subnormal, not the 240 that the natural shift loses.
+    lost = recode(one_row(source, [0x10, 0x01, 0x7F]), target)
+    assert lost.misfits == Misfits(of=1, tiles=1, by_code=1, elements=1, first=(0, 1))
 
 
 # ---- outer scales
