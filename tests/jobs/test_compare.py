@@ -265,6 +265,39 @@ def test_scales_of_inputs_and_caches(tmp_path: Path) -> None:
     assert [tensor.role for tensor in compare(upstream, wrong).worst] == ["KV cache scale"]
 
 
+@pytest.mark.parametrize(
+    "fixture",
+    [
+        "awq_gemm_asym",
+        "gpt_oss_mxfp4",
+        "gptq_v1_4bit_asym_desc_act",
+        "gptq_v2_3bit_sym",
+        "native_fp8_deepseek_v3",
+    ],
+)
+def test_files_of_other_libraries(tmp_path: Path, fixture: str) -> None:
+    """Columns in another order, zero points, stacks in OpenAI's names: a file is itself, and its decode."""
+    upstream = Path(__file__).parents[1] / "containers" / "upstream" / fixture
+    convert(upstream, tmp_path / "plain", "plain", dtype="fp32")
+    found = compare(upstream, tmp_path / "plain")
+    assert found.passed
+    assert set(grades(found)) == {"equal"}
+    assert set(grades(compare(upstream, upstream))) == {"identical"}
+
+
+def test_factors_of_columns_are_part_of_the_weight(tmp_path: Path) -> None:
+    """ModelOpt's AWQ multiplies the input by pre_quant_scale: one more factor in every value, of the same codes."""
+    upstream = Path(__file__).parents[1] / "containers" / "upstream" / "modelopt_w4a16_awq"
+    name = next(n for n in load_file(upstream / "model.safetensors") if n.endswith("pre_quant_scale"))
+    wrong = changed(upstream, tmp_path / "wrong", lambda tensors: tensors[name].mul_(2))
+    (tensor,) = compare(upstream, wrong).worst
+    assert tensor.name == name.removesuffix(".pre_quant_scale")
+    assert (tensor.tally.codes, tensor.tally.scales) == (0, 0)
+    assert tensor.sqnr == pytest.approx(0, abs=1e-9)  # b = 2 a
+    assert tensor.diagnosis is not None
+    assert tensor.diagnosis.name == "scaled by a constant"
+
+
 def test_only(models: Path) -> None:
     assert [t.name for t in compare(models / "bf16", models / "bf16", only=Q).tensors] == [Q]
     linear = compare(models / "bf16", models / "nvfp4a16", only=["Linear", "model.norm.weight"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,6 +111,21 @@ def test_zero_points_off_by_one(models: Path, tmp_path: Path, preset: str, step:
     assert diagnosis.after == diagnosing.sqnr(*values(models / "bf16", models / preset, Q))
     assert said(models / preset, wrong, Q).after == math.inf
     assert said(wrong, models / preset, Q).name == "zero point off by one"
+
+
+def test_gptq_taken_for_its_other_version(tmp_path: Path) -> None:
+    """Field case 14 on a file that GPTQModel wrote: v1 asymmetric, relabelled v2. A zero of 0 is stored as 15, and one
+    of 15 carries into its neighbour, since readers add 1 to the zeros of a whole word: such pairs stay wrong."""
+    upstream = Path(__file__).parents[1] / "containers" / "upstream" / "gptq_v1_4bit_asym_desc_act"
+    wrong = Path(shutil.copytree(upstream, tmp_path / "wrong"))
+    for name in ("config.json", "quantize_config.json"):
+        text = (wrong / name).read_text()
+        (wrong / name).write_text(re.sub(r'(format": )"gptq"', r'\1"gptq_v2"', text))
+    found = [tensor for tensor in compare(upstream, wrong).tensors if not tensor.same]
+    assert len(found) == 7
+    diagnoses = [tensor.diagnosis for tensor in found if tensor.diagnosis is not None]
+    assert [diagnosis.name for diagnosis in diagnoses] == 7 * ["zero point off by one"]
+    assert sum(diagnosis.after == math.inf for diagnosis in diagnoses) == 3  # those without a zero of 0
 
 
 def test_eight_bit_zero_points_off_by_one_are_seen(models: Path, tmp_path: Path) -> None:

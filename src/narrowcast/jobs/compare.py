@@ -280,7 +280,7 @@ def code(side: Held, row: int, column: int) -> str:
         return f"{int.from_bytes(raw, 'little'):0{8 * len(raw)}b}"
     start = row // side.row_multiple * side.row_multiple
     stop = min(start + side.row_multiple, coded.shape[0])
-    codes, order = coded.codes(side.checkpoint, start, stop)[row - start], coded.order(side.checkpoint)
+    codes, order = coded.codes(side.checkpoint, start, stop)[row - start], side.columns()[0]
     at = column if order is None else int(np.flatnonzero(order == column)[0])
     return f"{int(codes[at]):0{side.element.bits}b}"
 
@@ -289,8 +289,8 @@ def _comparable(x: Held, y: Held) -> bool:
     """Whether stored codes mean the same on both sides, so that comparing them says something."""
     if x.coded is not None and y.coded is not None:
         a, b = (_multiplying(side.how.scheme) for side in (x.coded, y.coded))
-        orders = [side.coded.order(side.checkpoint) for side in (x, y) if side.coded is not None]
-        return same_storage(a, b) and _equal(*orders) and _outers(x, y) is not None
+        columns = all(_equal(mine, other) for mine, other in zip(x.columns(), y.columns(), strict=True))
+        return same_storage(a, b) and columns and _outers(x, y) is not None
     return x.coded is None and y.coded is None and x.dtype == y.dtype
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, lcm, log10
 
@@ -90,11 +90,11 @@ class Sample:
     def decoded(self, elements: F | None = None, scale: F | None = None) -> F:
         """Values from other elements, or under other products of scales, one for each innermost tile."""
         assert self.q is not None
-        assert self.held.coded is not None
         scale = _products(self.q) if scale is None else scale
         elements = self.q.elements() if elements is None else elements
         values = elements * spread(scale, self.q.scheme.inner.tile, self.q.shape)
-        order = self.held.coded.order(self.held.checkpoint)
+        order, factors = self.held.columns()
+        values = values if factors is None else values * factors
         return values if order is None else in_order(values, order)
 
     def with_scales(self, stored: NDArray[np.generic]) -> F:
@@ -213,11 +213,17 @@ def swapped_neighbours(case: Case) -> Iterator[Guess]:
 
 def shifted_zero(case: Case) -> Iterator[Guess]:
     """Zero points off by one, as when GPTQ's v1 files (which store zero - 1) and v2 files (which store zero) are
-    taken for each other: every value of a group is off by its scale."""
+    taken for each other: every value of a group is off by its scale. Codes of zero points wrap: GPTQ stores a zero of
+    0 as the largest code."""
     for side, guess in case.ways():
-        if side.q is not None and side.q.scheme.element.kind is Kind.INT:
-            for step in (-1, 1):
-                yield guess(side.decoded(side.q.elements() + np.float32(step)))
+        q = side.q
+        if q is None or q.scheme.element.kind is not Kind.INT:
+            continue
+        for step in (-1, 1):
+            yield guess(side.decoded(q.elements() + np.float32(step)))
+            if q.zero is not None and q.scheme.zero is not None:
+                wrapped = (q.zero.astype(np.int16) + step) % (1 << q.scheme.zero.bits)
+                yield guess(side.decoded(replace(q, zero=wrapped.astype(np.uint8)).elements()))
 
 
 def dropped_scale(case: Case) -> Iterator[Guess]:

@@ -114,6 +114,16 @@ class Held:
         stack = getattr(source, "expert", None) is not None
         return self.scheme, getattr(source, "orientation", "out_in"), stack
 
+    def columns(self) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """Of a quantized matrix whose container has them: the column that each stored column belongs to, and the
+        factor of each stored column."""
+        coded = self.coded
+        if coded is None:
+            return None, None
+        scaled = coded.how.part("pre_scale") is not None
+        factors = coded.how.static(self.checkpoint, coded.place, coded.shape, "pre_scale") if scaled else None
+        return coded.order(self.checkpoint), factors
+
     def stored(self, start: int, stop: int) -> NDArray[Any]:
         """Rows start:stop of an unquantized tensor in its carrier dtype."""
         return self.source.read(self.checkpoint, self.carrier, start, stop)
