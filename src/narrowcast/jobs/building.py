@@ -50,6 +50,7 @@ COLUMNS: Mapping[Piece, str] = {
     "order": "its columns are shuffled over the groups",
     "pre_scale": "its input is multiplied by a scale for each column",
 }
+ONE_SHARD = "model.safetensors"  # of a source that is one file of another format
 # Pieces that some containers have no tensor for, and what they are.
 UNWRITTEN: Mapping[str, str] = {
     "input": "scales of inputs",
@@ -330,7 +331,7 @@ class Builder:
         metadata = {"format": "pt"} | self.checkpoint.metadata[path.name]
         ordered = tuple(specs.values())
         return Shard(
-            path.name,
+            path.name if path.suffix == ".safetensors" else ONE_SHARD,
             tuple(units),
             tuple(copies),
             tuple(values),

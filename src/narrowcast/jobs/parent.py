@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from narrowcast.containers.spelling import Tensors
 from narrowcast.errors import UsageError
 from narrowcast.jobs.coded import Coded, Logical, Opened, open_coded
+from narrowcast.jobs.opening import open_model
 from narrowcast.jobs.plan import Plan, Unit
 from narrowcast.jobs.shards import backend_of, ranges, scan_units
 from narrowcast.jobs.stream import Silent, Slice, Workers
@@ -78,9 +79,9 @@ def losses(plan: Plan, parent: str | Path, out: Path) -> dict[str, Loss]:
     units = rounded_again(plan)
     found: dict[str, Loss] = {}
     with (
-        Checkpoint.open(plan.root) as source,
-        Checkpoint.open(parent) as given,
-        Checkpoint.open(out) as result,
+        open_model(plan.root) as source,
+        open_model(parent) as given,
+        open_model(out) as result,
         Workers(plan.workers) as pool,
     ):
         matrices = sources(open_coded(given))

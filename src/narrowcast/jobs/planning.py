@@ -77,10 +77,12 @@ def settle(
         if not builder.opened.copied
         else checkpoint.config_bytes or b""
     )
+    beside, unmade = checkpoint.beside()
+    beside |= document.beside
     index = _index(shards) if needs_index([shard.name for shard in shards]) else None
     side_files = _side_files(checkpoint, document, () if builder.opened.copied else BESIDE)
     sizes = [s.layout.size for s in shards] + [(checkpoint.root / p).stat().st_size for p, _ in side_files]
-    sizes += [len(content) for content in document.beside.values()]
+    sizes += [len(content) for content in beside.values()]
     params = {name: int(np.prod(entry.shape, dtype=np.int64)) for name, entry in entries.items()}
     taken = {unit.source.tensor for unit in builder.units if unit.step != "decode"}
     stored = sum(size for s in shards for spec in s.specs for _, size in [s.layout.offsets[spec.name]])
@@ -89,13 +91,13 @@ def settle(
         model=model, root=checkpoint.root, source=source_identity(checkpoint), out=out, place=place(out),
         title=title, container=builder.container.name, recipe=recipe, resolved=resolved, shards=shards,
         config=text, index=index, side_files=side_files, fallbacks=tuple(builder.fallbacks),
-        warnings=tuple(_warnings(builder, resolved)),
+        warnings=(*_warnings(builder, resolved), *unmade),
         coverage_params=sum(params[t] for t in taken) / max(sum(params.values()), 1),
         coverage_bytes=sum(entries[t].nbytes for t in taken) / max(total_bytes, 1),
         bits_per_weight=8 * stored / max(sum(params.values()), 1),
         source_bytes=sum(p.stat().st_size for p in checkpoint.shards),
         forecast_bytes=sum(sizes) + len(text) + (len(index_bytes(index)) if index is not None else 0),
-        workers=workers, nonfinite=nonfinite, kept=_kept(builder, resolved), beside=dict(document.beside),
+        workers=workers, nonfinite=nonfinite, kept=_kept(builder, resolved), beside=beside,
         requantize=builder.requantize, saturate=saturate, parent=parent, verb=verb,
     )  # fmt: skip
 

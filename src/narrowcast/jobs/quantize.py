@@ -21,6 +21,7 @@ from typing import Any
 from narrowcast.containers import containers
 from narrowcast.containers.container import Container
 from narrowcast.errors import InputError, NarrowcastError, NonFiniteError, RangeError, UsageError
+from narrowcast.jobs.opening import open_model
 from narrowcast.jobs.parent import Loss, losses, rounded_again
 from narrowcast.jobs.plan import Plan, source_identity
 from narrowcast.jobs.planning import make_plan
@@ -112,7 +113,7 @@ def plan(
     """
     row = _check_options(container, nonfinite, workers)
     settled, title = _recipe(preset, recipe, patterns(ignore), patterns(targets), rule)
-    with Checkpoint.open(model) as checkpoint:
+    with open_model(model) as checkpoint:
         if nonfinite == "copy":
             settled = _sparing(checkpoint, str(model), Path(out), settled, title, row, workers)
         return make_plan(
@@ -205,7 +206,7 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
     """Do a planned job; see the module docstring. Raises on the first failure and leaves no finished-looking output."""
     make = progress or Silent
     started = time.perf_counter()
-    with Checkpoint.open(plan.root) as checkpoint:
+    with open_model(plan.root) as checkpoint:
         _check_unchanged(plan, checkpoint)
         output = Output.begin(
             plan.place, plan.job(), forecast=plan.forecast_bytes, resume=resume, source=checkpoint.root

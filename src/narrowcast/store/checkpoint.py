@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -51,6 +52,9 @@ class Checkpoint:
     ``foreign_weights`` are relative to ``root``. ``tied`` lists (head, embedding) names that share one stored
     tensor. A single file opens with config None and without side files. Readers stay open until ``close``;
     all reads may come from many threads.
+
+    Of a file that holds a whole model (GGUF), ``beside`` makes the side files that it stands for, by name, with notes
+    on what cannot be made, and ``decoded`` names tensors whose dtype is not the model's choice.
     """
 
     root: Path
@@ -63,6 +67,8 @@ class Checkpoint:
     side_files: tuple[Path, ...]
     foreign_weights: tuple[Path, ...]
     tied: tuple[tuple[str, str], ...]
+    beside: Callable[[], tuple[dict[str, bytes], list[str]]] = lambda: ({}, [])
+    decoded: frozenset[str] = frozenset()
     _readers: dict[Path, Reader] = field(default_factory=dict, repr=False)
 
     @classmethod
