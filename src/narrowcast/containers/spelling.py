@@ -73,7 +73,7 @@ class Part:
     those of ``kernels.Rows``: packed codes [n, bytes], scales [tiles, tiles] as stored, zero-point codes alike;
     where the part is ``across``, the stored chunk is [X, columns]. Statics pass whole arrays (``count`` is N),
     an outer scale and an input's
-    scale as the multiplier of a decoder, float32 [1], whether it is stored so or ``divides``. A pre_scale [K]
+    scale as the multiplier of a decoder, float32 [1]. A pre_scale [K]
     multiplies the input, and so the columns of the weight; a recast is the scale of the eight-bit weight that an
     engine makes from the decoded one, and multiplies nothing. ``optional`` parts may be missing.
     """
@@ -88,7 +88,6 @@ class Part:
     encode: Callable[[Array], Array] = _same
     decode: Callable[[Array, int], Array] = _first_rows
     optional: bool = False
-    divides: bool = False
 
     @property
     def carrier(self) -> np.dtype[Any]:
@@ -313,16 +312,28 @@ def value_part(
     readers."""
 
     def encode(value: Array) -> Array:
-        return narrowed(np.float32(1) / value if divides else value, dtype)
+        return narrowed(divisor_of(value) if divides else value, dtype)
 
     def decode(stored: Array, count: int) -> Array:
         value = widened(stored, dtype)
         return np.float32(1) / value if divides else value
 
     return Part(
-        suffix, piece, dtype, lambda n, k: shape, per=0, encode=encode, decode=decode, optional=optional,
-        divides=divides,
-    )  # fmt: skip
+        suffix, piece, dtype, lambda n, k: shape, per=0, encode=encode, decode=decode, optional=optional
+    )
+
+
+def divisor_of(multipliers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The divisor d that is read as each multiplier m, fl(1 / d) = m: the roundest where there are several, which is
+    the one that a library chose, and fl(1 / m) where there is none. 3584 → 1/3584 → 3584, while fl(1 / fl(1 / 3584))
+    is its neighbour below."""
+    with np.errstate(all="ignore"):
+        nearest = np.float32(1) / multipliers
+        bits = nearest.view(np.uint32)[..., None] + np.arange(-2, 3).astype(np.uint32)
+        inverts = np.float32(1) / bits.view(np.float32) == multipliers[..., None]
+    roundness = np.where(inverts, bits & -bits, np.uint32(0))  # the lowest bit that is set
+    found = np.take_along_axis(bits, roundness.argmax(axis=-1)[..., None], -1)[..., 0].view(np.float32)
+    return np.where(inverts.any(axis=-1), found, nearest)
 
 
 def widened(stored: Array, dtype: str) -> NDArray[np.float32]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,7 @@ SURVEY_ROWS = 1024  # rows that are looked at at once when an outer scale must b
 @dataclass(frozen=True)
 class Move:
     """How one matrix moves, with the outer scale of the result as it is stored, where it has one. ``ulp``: how far
-    the scales that are kept once for it are from their exact inverses, in the last place of what is stored."""
+    the scales that are kept once for it would be off after the way back, in their last place."""
 
     unit: Unit
     outer: float | None
@@ -102,19 +101,18 @@ def move_of(unit: Unit, members: Sequence[Unit], checkpoint: Checkpoint) -> Move
 
 
 def _ulps(unit: Unit, source: Coded, checkpoint: Checkpoint) -> Iterator[float]:
-    """How far outer and input scales move, in units of the last place of the stored result: a divisor d becomes the
-    multiplier fl(1 / d), which is exact for powers of two only."""
+    """How far outer and input scales would be off after the way back, in units of their last place: a divisor becomes
+    a multiplier and the reverse, and not every fp32 number is the reciprocal of another."""
     pieces: tuple[Piece, ...] = ("outer", "input")
     for piece in pieces:
         written = unit.how.part(piece)
         if written is None or source.how.part(piece) is None:
             continue
         part, stored = source.how.as_stored(checkpoint, source.place, piece)
-        made = widened(written.encode(part.decode(stored, 0)), written.dtype)
-        for before, after in zip(widened(stored, part.dtype).flat, made.flat, strict=True):
-            if np.isfinite([before, after]).all() and before and after:
-                meant = Fraction(float(before)) ** (1 if part.divides == written.divides else -1)
-                yield float(abs(Fraction(float(after)) - meant) / Fraction(float(np.spacing(abs(after)))))
+        back = part.encode(written.decode(written.encode(part.decode(stored, 0)), 0))
+        before, after = widened(stored, part.dtype), widened(back, part.dtype)
+        off = np.abs(after.astype(np.float64) - before) / np.spacing(np.abs(before))
+        yield float(off.max())
 
 
 def _surveys(source: Coded, checkpoint: Checkpoint) -> Iterator[Survey]:

@@ -226,8 +226,8 @@ class Work:
         inexact = [m.outer_ulp for m in self.misfits.values() if m.outer_ulp]
         if inexact:
             found.append(
-                f"{len(inexact)} outer scales have no exact inverse and moved by at most {max(inexact):.3g} of their "
-                "last place; all codes and block scales are as they were"
+                f"{len(inexact)} matrices have an outer or input scale without an exact inverse, by at most "
+                f"{max(inexact):.3g} of its last place; all codes and block scales are as they were"
             )
         tiles = sum(m.tiles for m in self.misfits.values())
         if tiles:

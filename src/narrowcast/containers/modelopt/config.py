@@ -204,8 +204,7 @@ def patterns(ignore: Sequence[str], quantized: Sequence[str]) -> list[str]:
             found.append(name)
             continue
         path = re.sub(r"\\(.)", r"\1", below[1])
-        alone = not any(fnmatchcase(other, f"{path}*") for other in quantized)
-        found += [f"{path}*"] if alone else [path, f"{path}.*"]
+        found.append(f"{path}*")
     for pattern in found:
         lost = [name for name in quantized if excluded(name, [pattern])]
         if lost:

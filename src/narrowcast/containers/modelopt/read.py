@@ -124,9 +124,6 @@ def _stored(
 ) -> tuple[Stored, list[str]]:
     shape, scheme = _scheme(source, module, parts)
     row = _row(source, module, scheme, said)
-    outer = f"{module}.weight_scale_2"
-    if len(scheme.scales) == 2:
-        refuse_implausible(source, outer, scheme.inner.format.max * scheme.element.max)
     static, half = ".input_scale" in parts, "NVFP4" if said.wide else ""
     if half and row.name == half:
         row = ALGORITHMS["W4A16_NVFP4"]
@@ -134,6 +131,8 @@ def _stored(
     if row.name == "fp8_pb_wo" and scheme.inner.tile != BLOCK:
         linear = LinearScheme(scheme)  # no engine loads these, and their name says that inputs stay wide
     how, trivial = _spelled(source, module, parts, row, linear)
+    if len(scheme.scales) == 2:
+        refuse_implausible(source, f"{module}.weight_scale_2", scheme.inner.format.max * scheme.element.max)
     return Stored(module, shape, how, linear), trivial
 
 

@@ -44,7 +44,7 @@ from narrowcast.numbers.formats import BF16, E8M0, FP16, FP32, INT4, Format
 from narrowcast.tensors.packing import BYTES, pack, packing, unpack
 from narrowcast.tensors.presets import LinearScheme
 from narrowcast.tensors.schemes import Scheme, schemes
-from narrowcast.tensors.storage import same_storage
+from narrowcast.tensors.storage import same_storage, stored_scheme
 
 NAME = "modelopt"
 DTYPES: Mapping[str, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F16", "e4m3fn": "F8_E4M3", "e8m0": "U8"}
@@ -114,6 +114,8 @@ ALIASES: Mapping[str, str] = {"FP8_BLOCK_SCALES": "FP8_PB_WO", "FP8_PB_REAL": "F
 def spelling(linear: LinearScheme, source: Format) -> Spelling:
     """The way this container writes ``linear``; UsageError where none of its algorithms computes it."""
     weight = linear.weight
+    if len(weight.scales) == 2:  # an outer scale that divides elsewhere multiplies here
+        weight = stored_scheme(weight.element, weight.inner.tile, weight.inner.format, outer=True)
     rows = [row for row in ALGORITHMS.values() if row.written and row.holds(weight)]
     row = next((row for row in rows if row.takes(linear)), None)
     if row is None:
