@@ -25,10 +25,10 @@ class Stored:
     """One quantized matrix, or a stack of them, as it lies in the file.
 
     ``module`` is the path of the module (of a stack: ``...experts.gate_up_proj``), ``shape`` [N, K] of one matrix
-    as torch's linear holds it, whatever the stored orientation. ``linear.weight`` is ``how.scheme``; the input
-    scheme is what the
-    config says. ``order`` is how gate and up share the rows of a stack where the format itself fixes it, else None
-    and the model's family decides.
+    as torch's linear holds it, whatever the stored orientation. ``linear.weight`` is ``how.scheme``, with an outer
+    scale that multiplies even where the stored one divides; the input scheme is what the config says.
+    ``order`` is how gate and up share the rows of a stack where the format itself fixes it, else None and the model's
+    family decides.
     """
 
     module: str
@@ -64,6 +64,8 @@ class Contents:
     ``kv`` names the cache scheme that the config asks for (``fp8``, ``fp8_head``, ``nvfp4``, ...). ``taken``
     are tensors
     that say nothing beyond what is held here (a trivial g_idx, a shape), and ``notes`` what a user should know.
+    ``online`` names what the model computes beside its matrices and no other container can say, such as rotations of
+    inputs: such a checkpoint is only copied.
     """
 
     container: str
@@ -73,6 +75,7 @@ class Contents:
     taken: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     side_files: frozenset[str] = field(default_factory=frozenset)
+    online: tuple[str, ...] = ()
 
     @property
     def consumed(self) -> frozenset[str]:

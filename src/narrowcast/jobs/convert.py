@@ -64,6 +64,12 @@ def plan(
         opened = open_coded(checkpoint)
         if row.name == opened.contents.container and preset is None and dtype is None:
             opened = as_it_is(opened)
+        elif opened.contents.online:
+            raise UsageError(
+                "the model rotates activations, without which its weights mean something else", where=model,
+                got="; ".join(opened.contents.online), wanted=f"a copy: --to {opened.contents.container}, no preset",
+                remedy="convert the parent that was not rotated",
+            )  # fmt: skip
         builder = Builder(opened, row, requantize=requantize)
         recipe, title = _recipe(preset, patterns(ignore), patterns(targets))
         resolved = resolve(recipe, opened.modules, others=others(checkpoint, opened.modules))

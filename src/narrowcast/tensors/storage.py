@@ -45,6 +45,9 @@ def stored_scheme(
     for row in schemes.values():
         if row.inner.format is not E8M0 and same_storage(row.with_scale_format(scale), wanted):
             return row.with_scale_format(scale)
+    if divides:
+        beside = stored_scheme(element, tile, scale, zero=zero, outer=True)
+        return replace(wanted, name=f"{beside.name}_divisor")
     return replace(wanted, name=_name(wanted))
 
 
@@ -66,5 +69,4 @@ def _name(scheme: Scheme) -> str:
     )
     if rows == cols and rows:
         where = f"block{rows}"
-    made = f"{element}_{where}" + ("_ue8m0" if scheme.inner.format is E8M0 else "")
-    return made + ("_divisor" if len(scheme.scales) == 2 and scheme.scales[1].divides else "")
+    return f"{element}_{where}" + ("_ue8m0" if scheme.inner.format is E8M0 else "")

@@ -12,10 +12,12 @@ A module ``m`` becomes tensors ``m.<suffix>``, by the format of its config group
     mxfp6-pack-quantized    weight_packed U8 [N, 3K/4]     U8 [N, K/32]
     mxfp8-quantized         weight F8_E4M3 [N, K]          U8 [N, K/32]
 
-The global scale is a divisor: 1 / (our outer scale), exact because ours is a power of two. INT4 weights with
+The global scale is a divisor: 1 / (our outer scale), exact because ours is a power of two. One that is not is read as
+it is, in a scheme whose outer scale divides, so that decoding is s / d · e as in the library. INT4 weights with
 8-bit inputs are written as pack-quantized explicitly, since the engines that run W4A8 load packed words while
-the library's own inference would pick int-quantized. A static input scale is ``input_scale`` [1], for NVFP4
-``input_global_scale`` [1], a divisor like the weight's.
+the library's own inference would pick int-quantized, which holds a code of any width in an int8. A static input
+scale is ``input_scale`` [1], with ``input_zero_point`` I8 [1] for asymmetric inputs; for NVFP4 ``input_global_scale``
+[1], a divisor like the weight's. Files of old versions may hold ``weight_g_idx`` [K], the group of each column.
 
 Source: compressed-tensors 0.20 (quantization/quant_args.py, compressors/).
 """
@@ -23,16 +25,16 @@ Source: compressed-tensors 0.20 (quantization/quant_args.py, compressors/).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.containers.compressed_tensors.config import NAME
-from narrowcast.containers.spelling import Part, Spelling, code_part, scale_part, value_part
-from narrowcast.errors import UsageError
+from narrowcast.containers.spelling import Array, Part, Spelling, code_part, scale_part, value_part
+from narrowcast.errors import CheckpointError, UsageError
 from narrowcast.numbers.formats import BF16, E2M1, E2M3, E4M3FN, E8M0, FP16, FP32, INT8, Format
-from narrowcast.tensors.packing import BYTES, pack, packing, unpack
+from narrowcast.tensors.packing import BYTES, Packing, pack, packing, unpack
 from narrowcast.tensors.presets import LinearScheme
 from narrowcast.tensors.schemes import Scheme, integer
 
@@ -87,34 +89,90 @@ def spelling(linear: LinearScheme, source: Format) -> Spelling:
     )
 
 
-def spell(format: str, scheme: Scheme, linear: LinearScheme) -> Spelling:
-    """The parts of one format."""
+def spell(
+    format: str, scheme: Scheme, linear: LinearScheme, *, input_dtype: str = "F32", order: Array | None = None
+) -> Spelling:
+    """The parts of one format; ``order`` [K] is that of shuffled columns, the model's column of each that is read."""
     bits = scheme.element.bits
     if format == "pack-quantized":
         how = packing(bits, flip=scheme.element.signed, word=32)
     else:
         how = BYTES if bits == 8 or format == "int-quantized" else packing(bits)
-    parts = [_codes(format, how), *_scales(scheme)]
+    parts = [_codes(format, how, scheme, order), *_scales(scheme)]
     if format == "pack-quantized":
         parts.append(Part(".weight_shape", "shape", "I64", lambda n, k: (2,), per=0))
+    if order is not None:
+        parts.append(_order_part(scheme))
     if scheme.zero is not None:
-        parts.append(zero_part(scheme))
+        parts.append(_zero_bytes(scheme) if format == "int-quantized" else zero_part(scheme))
     if linear.calibrated:
         two = linear.input is not None and len(linear.input.scales) == 2
-        parts.append(value_part(".input_global_scale" if two else ".input_scale", "input", divides=two))
+        suffix = ".input_global_scale" if two else ".input_scale"
+        parts.append(value_part(suffix, "input", dtype=input_dtype, divides=two))
+        if linear.input is not None and linear.input.zero is not None:
+            parts.append(Part(".input_zero_point", "input_zero", "I8", lambda n, k: (1,), per=0))
     group = scheme.group if scheme.inner.tile[0] == 1 else 0
     width = group or (1 if format == "pack-quantized" else 8 // int(np.gcd(8, how.bits)))
     return Spelling(NAME, format, scheme, how, tuple(parts), _ENGINES[format], (1, width))
 
 
-def _codes(format: str, how: Any) -> Part:
+def _codes(format: str, how: Packing, scheme: Scheme, order: Array | None) -> Part:
     if format == "pack-quantized":
-        return code_part(".weight_packed", "I32", how)
+        words = code_part(".weight_packed", "I32", how)
+        if order is None:
+            return words
+        back = np.argsort(order)
+        return replace(
+            words, encode=lambda rows: _shuffled(rows, how, back),
+            decode=lambda stored, count: _shuffled(stored[:count].view(np.uint8), how, order),
+        )  # fmt: skip
+    if format == "int-quantized" and scheme.element is not INT8:
+        bits, middle = scheme.element.bits, 0 if scheme.element.signed else 1 << (scheme.element.bits - 1)
+        return replace(
+            code_part(".weight", "I8", how), encode=lambda codes: _as_bytes(codes, bits, middle),
+            decode=lambda stored, count: _as_codes(stored[:count], bits, middle),
+        )  # fmt: skip
     if format == "int-quantized":
         return code_part(".weight", "I8", how)
     if how is BYTES:
         return code_part(".weight", "F8_E4M3", how)
     return code_part(".weight_packed", "U8", how)
+
+
+def _shuffled(rows: Array, how: Packing, order: Array) -> Array:
+    return pack(unpack(rows, how, len(order))[:, order], how)
+
+
+def _as_codes(stored: Array, bits: int, middle: int) -> NDArray[np.uint8]:
+    """Integers that each fill an int8 as codes of their own width, unsigned where zero points go with them."""
+    low = -(1 << (bits - 1))
+    if stored.size and not (low <= int(stored.min()) and int(stored.max()) < -low):
+        raise CheckpointError(
+            "a weight does not fit its width", got=f"values from {stored.min()} to {stored.max()}",
+            wanted=f"{low} to {-low - 1} for {bits} bits",
+        )  # fmt: skip
+    return (stored.astype(np.int16) + middle).astype(np.uint8) & np.uint8((1 << bits) - 1)
+
+
+def _as_bytes(codes: NDArray[np.uint8], bits: int, middle: int) -> NDArray[np.int8]:
+    signed = codes.astype(np.int16) - middle
+    if not middle:
+        signed -= (signed >> (bits - 1)) << bits
+    return signed.astype(np.int8)
+
+
+def _order_part(scheme: Scheme) -> Part:
+    """g_idx, the group of each column, as the columns group by group."""
+
+    def write(order: Array) -> Array:
+        g_idx = np.empty(len(order), np.int32)
+        g_idx[order] = np.arange(len(order)) // scheme.group
+        return g_idx
+
+    return Part(
+        ".weight_g_idx", "order", "I32", lambda n, k: (k,), per=0, encode=write,
+        decode=lambda g_idx, count: np.argsort(g_idx, kind="stable"),
+    )  # fmt: skip
 
 
 def _scales(scheme: Scheme) -> list[Part]:
@@ -125,6 +183,17 @@ def _scales(scheme: Scheme) -> list[Part]:
     if len(scheme.scales) == 2:
         parts.append(value_part(".weight_global_scale", "outer", divides=not scheme.scales[1].divides))
     return parts
+
+
+def _zero_bytes(scheme: Scheme) -> Part:
+    """Zero points [N, groups] that each fill an int8."""
+    bits = scheme.element.bits
+    middle = 1 << (bits - 1)
+    return replace(
+        scale_part(".weight_zero_point", "I8", scheme), piece="zero",
+        encode=lambda zero: _as_bytes(zero, bits, middle),
+        decode=lambda stored, count: _as_codes(stored[:count], bits, middle),
+    )  # fmt: skip
 
 
 def zero_part(scheme: Scheme) -> Part:

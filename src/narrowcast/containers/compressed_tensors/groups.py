@@ -1,0 +1,186 @@
+"""Config groups of compressed-tensors, as every version of the library wrote them, and which modules they take.
+
+A group is a mapping of arguments, or a list of targets under the name of a preset (``{"FP8": ["Linear"]}``).
+Arguments that are missing have the library's defaults; a strategy that is missing follows from the group size. A
+module is taken by name first, an exact one or ``re:`` with an expression that matches from its start, then by class;
+an entry of ``ignore`` goes before every group. Engines fuse projections, so a fused name counts for its parts.
+
+Source: compressed-tensors 0.20 (quantization/quant_scheme.py, utils/match.py), vLLM 0.32 (compressed_tensors/utils.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from narrowcast.containers.compressed_tensors.config import arguments
+from narrowcast.containers.contents import Source, contradiction
+from narrowcast.model.modules import is_token_embedding, modules
+from narrowcast.model.roles import Role
+from narrowcast.numbers.formats import FP32, formats
+from narrowcast.store.folder import some
+from narrowcast.tensors.presets import presets
+from narrowcast.tensors.storage import stored_scheme
+
+# The library's preset names that are ours, by another name or by the same.
+_PRESETS = {
+    "FP8": "fp8", "FP8_DYNAMIC": "fp8_dynamic", "FP8_BLOCK": "fp8_block", "W8A8": "int8", "INT8": "int8",
+    "W4A16_ASYM": "w4a16_asym", "W4AFP8": "w4afp8", "NVFP4": "nvfp4", "NVFP4A16": "nvfp4a16", "MXFP4": "mxfp4",
+    "MXFP4A16": "mxfp4a16", "MXFP4XFP8": "mxfp4xfp8", "MXFP6A16": "mxfp6a16", "MXFP6A8": "mxfp6a8", "MXFP8": "mxfp8",
+    "MXFP8A16": "mxfp8a16",
+}  # fmt: skip
+_INTEGERS = re.compile(r"W([2-8])A(16|8|4)")
+_FUSED = {
+    "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj", "w1": "w13", "w3": "w13",
+}  # fmt: skip
+_KNOWN = frozenset({Role.ATTENTION, Role.MLP, Role.EXPERT, Role.SHARED_EXPERT})
+_LAYERS = re.compile(r"(?:^|\.)layers\.\d+\..*$")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One config group: arguments with their defaults, None where there are none."""
+
+    targets: tuple[str, ...]
+    weights: Mapping[str, Any] | None
+    inputs: Mapping[str, Any] | None
+    format: str | None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """All groups, and what none of them takes."""
+
+    groups: tuple[Group, ...]
+    ignore: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Source) -> Groups:
+        """The groups of a config; CheckpointError for a preset that is none."""
+        found = []
+        for name, group in (source.config.get("config_groups") or {}).items():
+            if isinstance(group, list):
+                group = _preset(source, name, group)
+            if isinstance(group, Mapping):
+                targets = tuple(str(target) for target in group.get("targets") or ())
+                weights, inputs = (_whole(group.get(key)) for key in ("weights", "input_activations"))
+                found.append(Group(targets, weights, inputs, group.get("format")))
+        return cls(tuple(found), tuple(str(name) for name in source.config.get("ignore") or ()))
+
+    def taking(self, module: str) -> Group | None:
+        """The group of a module, whether it is ignored or not."""
+        for by in (_by_name, _by_fused_name, _by_class):
+            for group in self.groups:
+                if any(by(target, module) for target in group.targets):
+                    return group
+        return None
+
+    def ignoring(self, module: str) -> str | None:
+        """The entry by which a module is ignored."""
+        return next(
+            (entry for entry in self.ignore if _by_name(entry, module) or _by_class(entry, module)), None
+        )
+
+    def refuse_ignored(self, source: Source, quantized: Iterable[str]) -> None:
+        """Refuse a module that is quantized and that the config ignores."""
+        for module in quantized:
+            entry = self.ignoring(module)
+            if entry is not None:
+                raise contradiction(
+                    f"{module} is quantized, and the config ignores it", source, got=f"tensors of {module}",
+                    wanted=f"no quantized layer that {entry!r} names",
+                )  # fmt: skip
+
+    def refuse_plain(self, source: Source, quantized: Iterable[str]) -> None:
+        """Refuse attention and MLP layers that a group takes, that nothing ignores, and that are plain floats."""
+        names = set(quantized)
+        plain = {
+            name: entry
+            for name, entry in source.entries.items()
+            if name.removesuffix(".weight") not in names and entry.dtype.name in ("BF16", "F16", "F32")
+        }
+        wrong = []
+        for module in modules(plain, source.checkpoint.config or {}):
+            if (
+                module.role not in _KNOWN
+                or not (module.linear and module.known)
+                or module.experts is not None
+            ):
+                continue
+            group = self.taking(module.name)
+            ignored = any(_by_name(e, module.name) or _by_fused_name(e, module.name) for e in self.ignore)
+            if group is not None and group.weights is not None and not ignored:
+                wrong.append(module.name)
+        if wrong:
+            raise contradiction(
+                f"{len(wrong)} layers are plain floats, and the config says that they are quantized", source,
+                got=some(wrong, 3), wanted="codes and scales, or their names under ignore",
+            )  # fmt: skip
+
+
+def _by_name(target: str, module: str) -> bool:
+    if target.startswith("re:"):
+        try:
+            return re.match(target[3:], module) is not None
+        except re.error:
+            return False
+    if target == module:
+        return True
+    # Files and models may call the part above the layers by other names.
+    tails = [_LAYERS.search(name) for name in (target, module)]
+    return all(tails) and tails[0][0].lstrip(".") == tails[1][0].lstrip(".")  # type: ignore[index]
+
+
+def _by_fused_name(target: str, module: str) -> bool:
+    path, _, leaf = module.rpartition(".")
+    return leaf in _FUSED and _by_name(target, f"{path}.{_FUSED[leaf]}")
+
+
+def _by_class(target: str, module: str) -> bool:
+    if is_token_embedding(f"{module}.weight"):
+        return target == "Embedding"
+    return target in ("Linear", "LinearBase")
+
+
+def _preset(source: Source, name: str, targets: list[Any]) -> Mapping[str, Any]:
+    """A group that is a list of targets under a preset's name."""
+    key = name.upper()
+    integers = _INTEGERS.fullmatch(key)
+    if key == "UNQUANTIZED":
+        return {"targets": targets}
+    if key in _PRESETS:
+        linear = presets[_PRESETS[key]].linear
+        weight, inputs, dynamic = linear.weight, linear.input, linear.dynamic
+    elif integers is not None:
+        weight = stored_scheme(formats[f"int{integers[1]}"], (1, 128), FP32)
+        inputs = None if integers[2] == "16" else stored_scheme(formats[f"int{integers[2]}"], (1, 0), FP32)
+        dynamic = True
+    else:
+        raise contradiction(
+            "a config group is no preset of compressed-tensors", source, got=name, wanted=", ".join(_PRESETS)
+        )
+    return {
+        "targets": targets,
+        "weights": arguments(weight, False, weight=True),
+        "input_activations": arguments(inputs, dynamic, weight=False) if inputs is not None else None,
+    }
+
+
+def _whole(args: Any) -> dict[str, Any] | None:
+    """Arguments with the library's defaults."""
+    if not isinstance(args, Mapping):
+        return None
+    block, size = args.get("block_structure"), args.get("group_size")
+    if isinstance(block, str):
+        block = [int(part) for part in block.split("x")] if re.fullmatch(r"\d+x\d+", block) else block
+    by_size = "group" if isinstance(size, int) and size > 0 else "channel" if size == -1 else "tensor"
+    told = {key: value for key, value in args.items() if value is not None}
+    strategy = str(told.get("strategy") or ("block" if block else by_size)).lower()
+    return {
+        "num_bits": 8, "symmetric": True, "dynamic": False, **told,
+        "strategy": strategy, "type": str(told.get("type", "int")).lower(), "block_structure": block,
+        "group_size": None if size == -1 else size,
+    }  # fmt: skip
