@@ -222,6 +222,40 @@ def test_nearest_rounds_misfits_only_and_to_the_nearest_code(a: str, b: str) -> 
     assert 0 < len(changed) <= found.misfits.tiles
 
 
+def test_rounding_is_no_worse_than_the_rule_of_the_target() -> None:
+    """Symmetric data under an asymmetric target: both signs of the amax fit, with its range of 15 steps over 2 amax."""
+    source = replace(schemes["fp8_channel"], element=formats["e3m2"])
+    q = made(source, (2, 128), scale=lambda rng, grid, level: np.full(grid, 0.3, np.float32))
+    found = recode(q, schemes["uint4_g128"], nearest=True)
+    assert found.nearest is not None
+    x = q.dequantize().astype(np.float64)
+    step = np.abs(x).max(axis=1, keepdims=True) * 2 / 15
+    step = step.astype(ml_dtypes.bfloat16).astype(np.float64)
+    ruled = (np.clip(np.rint(x / step) + 8, 0, 15) - 8) * step
+    assert np.sum((found.nearest.dequantize() - x) ** 2) <= np.sum((ruled - x) ** 2) * (1 + 1e-6)
+
+
+def test_rounding_code_by_code_is_rounding_element_by_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of more elements than codes weigh every code by how often it occurs."""
+    rng = np.random.default_rng(11)
+    source = replace(schemes["fp8_channel"], element=formats["e3m2"])
+    codes = np.repeat(rng.integers(1, 24, (640, 1)), 200, axis=1).astype(
+        np.uint8
+    )  # one code nearly everywhere
+    codes[:, :1] = rng.integers(20, 28, (640, 1))
+    q = QTensor(source, codes, (rng.uniform(0.1, 1, (640, 1)).astype(np.float32),))
+    target = replace(schemes["fp8_channel"], element=formats["e2m3"], scales=(Scale(E8M0, (1, 0), "rceil"),))
+    fast = recode(q, target, nearest=True).nearest
+    monkeypatch.setattr(
+        "narrowcast.tensors.recode._cells", lambda index, codes: (index, np.ones(index.shape, np.int64))
+    )
+    slow = recode(q, target, nearest=True).nearest
+    assert fast is not None
+    assert slow is not None
+    assert np.array_equal(fast.scales[0], slow.scales[0])
+    assert np.array_equal(fast.codes, slow.codes)
+
+
 # ---- any codes, any scales
 
 
