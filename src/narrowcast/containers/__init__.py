@@ -19,6 +19,7 @@ _MODULES: Mapping[str, str] = {
     "modelopt": "modelopt",
     "gptq": "gptq",
     "awq": "awq",
+    "auto-round": "auto_round",
     "fp8": "native_fp8",
     "fbgemm-fp8": "fbgemm",
     "mxfp4": "gpt_oss",

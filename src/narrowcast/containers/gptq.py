@@ -34,7 +34,7 @@ from narrowcast.containers.beside import agreed
 from narrowcast.containers.container import Container, Document, Group, Layers
 from narrowcast.containers.contents import Contents, Source, Stored, contradiction, gather
 from narrowcast.containers.spelling import Place, Spelling
-from narrowcast.containers.targets import targets
+from narrowcast.containers.targets import patterns
 from narrowcast.containers.words import (
     SUFFIXES,
     VERSIONS,
@@ -127,12 +127,6 @@ def settings(group: Group) -> dict[str, Any]:
     }
 
 
-def patterns(names: tuple[str, ...] | list[str], linear_names: tuple[str, ...]) -> Iterator[str]:
-    """Module names as regular expressions that match them alone."""
-    for target in targets(names, linear_names):
-        yield target[3:] if target.startswith("re:") else f"^{re.escape(target)}$"
-
-
 def claims(source: Source) -> bool:
     """Whether a config names this method; AutoGPTQ's first ones beside the weights name none."""
     beside = source.beside.get(BESIDE, {})
@@ -185,8 +179,8 @@ def _stored(source: Source, module: str, parts: Mapping[str, Any], config: Mappi
     quantizer = str((config.get("meta") or {}).get("quantizer") or "")
     shuffled = said.get("desc_act")
     told = Told(
-        int(said["bits"]), int(said["group_size"]), said.get("sym"), version, "gptqmodel" in quantizer,
-        shuffled if isinstance(shuffled, bool) else None,
+        int(said["bits"]), int(said["group_size"]), said.get("sym"), version, borrows="gptqmodel" in quantizer,
+        shuffled=shuffled if isinstance(shuffled, bool) else None,
     )  # fmt: skip
     found = find_gptq(source, module, parts, told)
     how = replace(spell(found.scheme, version, found.order), parts=found.parts)

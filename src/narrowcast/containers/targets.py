@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 def targets(names: Sequence[str], linear_names: Sequence[str]) -> list[str]:
@@ -24,3 +24,9 @@ def targets(names: Sequence[str], linear_names: Sequence[str]) -> list[str]:
         else:
             found[name] = None
     return list(found)
+
+
+def patterns(names: Sequence[str], linear_names: Sequence[str]) -> Iterator[str]:
+    """The same as regular expressions, exact names too."""
+    for target in targets(names, linear_names):
+        yield target[3:] if target.startswith("re:") else f"^{re.escape(target)}$"

@@ -49,13 +49,14 @@ Order = NDArray[np.int64]
 @dataclass(frozen=True)
 class Told:
     """What a config says of one matrix. ``sym`` is None where it says nothing; ``version`` how GPTQ's zero points
-    are counted; ``borrows`` whether their writer counts down whole words, so that a field may wrap; ``shuffled``
-    whether columns may be (None: nothing said)."""
+    are counted, and ``labels`` what a config calls the first and the second; ``borrows`` whether their writer counts
+    down whole words, so that a field may wrap; ``shuffled`` whether columns may be (None: nothing said)."""
 
     bits: int
     group: int
     sym: bool | None
     version: int = 2
+    labels: tuple[str, str] = ("checkpoint_format gptq", "checkpoint_format gptq_v2")
     borrows: bool = False
     shuffled: bool | None = None
 
@@ -217,15 +218,15 @@ def find_gptq(source: Source, module: str, parts: Mapping[str, Entry], told: Tol
 def _symmetric_gptq(source: Source, module: str, zero: NDArray[np.uint8], told: Told) -> bool:
     """Whether zero points say that weights are symmetric; refused where they deny the version or the label."""
     ours, other = _middle(told.bits, told.version), _middle(told.bits, 3 - told.version)
-    label, twin = VERSIONS[told.version], VERSIONS[3 - told.version]
+    label, twin = told.labels[told.version - 1], told.labels[2 - told.version]
     if told.sym is not False and bool((zero == ours).all()):
         return True
     if told.sym is not False and bool((zero == other).all()):
         raise contradiction(
             f"{module}: its zero points look like {'v1' if told.version == 2 else 'v2'}", source,
-            got=f"zero points of {other} under checkpoint_format {label}",
+            got=f"zero points of {other} under {label}",
             wanted=f"{ours} for symmetric weights of {told.bits} bits",
-            remedy=f"if the weights decode well as {twin}, write checkpoint_format {twin} into the config",
+            remedy=f"if the weights decode well so, write {twin} into the config",
         )  # fmt: skip
     if told.sym:
         low, high = int(zero.min()), int(zero.max())
@@ -239,7 +240,7 @@ def _symmetric_gptq(source: Source, module: str, zero: NDArray[np.uint8], told: 
             f"{module}: its zero points look like v2", source,
             got=f"{int((zero == top).sum())} zero points stored as {top}, which v1 counts as {top + 1}",
             wanted=f"at most {top}",
-            remedy=f"if the weights decode well as {twin}, write checkpoint_format {twin} into the config; "
+            remedy=f"if the weights decode well so, write {twin} into the config; "
             "if they are v1, these were zeros, which readers of v1 decode differently",
         )  # fmt: skip
     return False
