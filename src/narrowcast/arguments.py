@@ -88,7 +88,9 @@ examples:
   narrowcast convert DeepSeek-FP8 out --to modelopt --preset nvfp4a16 \\
       --requantize --parent DeepSeek-BF16
   narrowcast convert MODEL out --to plain --dtype fp16
-  narrowcast convert MODEL weights.onnx --to onnx --targets 're:.*up_proj'""",
+  narrowcast convert MODEL weights.onnx --to onnx --targets 're:.*up_proj'
+  narrowcast convert MODEL model.gguf --to gguf --type q8_0
+  narrowcast convert model.gguf out --to plain""",
     "compare": """\
 A is the reference; both are a directory, a .safetensors file or a hub id, in
 whatever containers. Exit code 0: equal, or within --min-sqnr; 1: not.
@@ -239,6 +241,7 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     add("--preset", metavar="NAME", help="what the result is quantized to; its own scheme without it")
     _pattern_arguments(parser)
     add("--dtype", choices=("bf16", "fp16", "fp32"), help="what --to plain writes (the source's own floats)")
+    add("--type", metavar="TYPE", help="what --to gguf writes: q8_0, q4_0, mxfp4, ... (as they are)")
     add("--saturate", action="store_true", help="clip what fp16 cannot hold, and count it")
     add("--requantize", action="store_true", help="round a second time where the schemes demand it")
     add("--parent", metavar="MODEL", help="the unquantized parent, to see what going from it would lose")

@@ -165,10 +165,16 @@ def run_convert(args: argparse.Namespace) -> int:
     from narrowcast.jobs.convert import plan
     from narrowcast.report import convert as pages
 
+    if args.to == "gguf":
+        return _run_gguf(args)
+    if args.type is not None:
+        raise UsageError("--type goes with --to gguf", got=args.type)
     if args.to == "onnx":
         from narrowcast.jobs.export import export_onnx
 
-        _onnx_takes(args)
+        _takes_not(
+            args, ("preset", "ignore", "dtype", "requantize", "saturate", "parent", "dry_run", "resume")
+        )
         exported = export_onnx(args.model, args.out, args.targets)
         return _answer(args, pages.onnx_page(exported), exported.to_json())
     settled = plan(
@@ -187,14 +193,34 @@ def run_convert(args: argparse.Namespace) -> int:
     return _job(args, settled, pages.plan_page, pages.result_page)
 
 
-def _onnx_takes(args: argparse.Namespace) -> None:
-    """An export to ONNX is of what is quantized already; options of other conversions would be ignored."""
-    names = ("preset", "ignore", "dtype", "requantize", "saturate", "parent", "dry_run", "resume")
-    given = {name.replace("_", "-"): getattr(args, name) for name in names}
-    for name, value in given.items():
-        if value:
+def _run_gguf(args: argparse.Namespace) -> int:
+    from narrowcast.jobs.gguf import write_gguf
+    from narrowcast.report import convert as pages
+    from narrowcast.report.progress import Progress
+
+    _takes_not(args, ("preset", "ignore", "targets", "dtype", "saturate", "parent", "dry_run", "resume"))
+    quiet = args.quiet or args.json
+    written = write_gguf(
+        args.model,
+        args.out,
+        kind=args.type,
+        requantize=args.requantize,
+        workers=args.workers,
+        progress=lambda total, label: Progress(total, label, quiet=quiet),
+    )
+    return _answer(args, pages.gguf_page(written), written.to_json())
+
+
+def _takes_not(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Options of other conversions would be ignored."""
+    for name in names:
+        if getattr(args, name):
+            remedy = {
+                "onnx": "--targets picks the matrices to export",
+                "gguf": "--type says what matrices become",
+            }
             raise UsageError(
-                f"--{name} does not go with --to onnx", remedy="--targets picks the matrices to export"
+                f"--{name.replace('_', '-')} does not go with --to {args.to}", remedy=remedy[args.to]
             )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from narrowcast.containers.gguf_blocks import quantize
 from narrowcast.model.gguf_config import gguf_of_config
-from narrowcast.model.gguf_model import placed, specs
+from narrowcast.model.gguf_model import placed, specs, tensor_type
 from narrowcast.model.gguf_names import family_of_config, moves_to_gguf
 from narrowcast.numbers.codec import widen
 from narrowcast.numbers.formats import BF16
@@ -47,7 +47,7 @@ def write(
     tied = bool(settings.get("tie_word_embeddings", family.model_type.startswith("gemma")))
     moves = moves_to_gguf(family, state, head.fields, tied)
     shapes = {name: value.shape for name, value in state.items()}
-    wanted = specs(moves, shapes, kind)
+    wanted = specs(moves, shapes, lambda name, shape, _: tensor_type(name, shape, kind))
     beside = [GGUFSpec(name, GGML_TYPES["F32"], value.shape) for name, value in head.tensors.items()]
     kinds = {spec.name: spec.type for spec in wanted}
     with gguf_writer(path, [*beside, *wanted], head.fields | dict(more or {})) as writer:

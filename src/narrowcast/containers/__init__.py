@@ -23,6 +23,7 @@ _MODULES: Mapping[str, str] = {
     "fp8": "native_fp8",
     "fbgemm-fp8": "fbgemm",
     "mxfp4": "gpt_oss",
+    "gguf": "gguf",
     "bitsandbytes": "bitsandbytes",
 }
 

@@ -19,17 +19,18 @@ from typing import Any
 
 from narrowcast.containers import containers
 from narrowcast.containers.container import Container
+from narrowcast.containers.gguf import NAME as GGUF
 from narrowcast.containers.plain import NAME as PLAIN
 from narrowcast.errors import UsageError
 from narrowcast.jobs.building import SOURCES, Builder
 from narrowcast.jobs.coded import Logical, Opened, as_it_is, open_coded
+from narrowcast.jobs.opening import open_model
 from narrowcast.jobs.plan import Plan
 from narrowcast.jobs.planning import need_config, others, settle
 from narrowcast.jobs.quantize import Result, patterns, run
 from narrowcast.model.recipe import Recipe
 from narrowcast.model.resolve import resolve
 from narrowcast.numbers.formats import formats
-from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.safetensors import Entry
 from narrowcast.tensors.presets import presets
 
@@ -59,7 +60,7 @@ def plan(
     clips. Raises UsageError for what cannot be asked, InputError for sources that contradict themselves.
     """
     row = _target(to, preset, dtype)
-    with Checkpoint.open(model) as checkpoint:
+    with open_model(model) as checkpoint:
         need_config(checkpoint, str(model))
         opened = open_coded(checkpoint)
         if row.name == opened.contents.container and preset is None and dtype is None:
@@ -78,14 +79,16 @@ def plan(
             pass
         elif row.name == PLAIN:
             chosen = dtype or _dtype(opened)
-            _decode_all(builder, chosen, cast=dtype is not None)
+            _decode_all(builder, chosen, every=dtype is not None)
         else:
             for assignment in resolved.assignments:
                 if assignment.target is not None:
+                    _refuse_decoded(builder, assignment.module.tensor)
                     builder.add(assignment, assignment.target)
                 elif isinstance(opened.entries[assignment.module.tensor], Logical):
                     builder.carry(assignment.module)
             _refuse_empty(builder, model)
+            _cast_decoded(builder)
         return settle(
             builder, str(model), Path(out), recipe, title or f"{opened.contents.container} to {row.name}", resolved,
             workers=workers, saturate=saturate, dtype=TORCH[chosen] if chosen else None, parent=parent, verb="convert",
@@ -94,6 +97,8 @@ def plan(
 
 def _target(to: str, preset: str | None, dtype: str | None) -> Container:
     row = containers[to]
+    if row.name == GGUF:
+        raise UsageError("a GGUF file is no directory", got=to, remedy="narrowcast.jobs.gguf.write_gguf writes one")
     if row.document is None:
         raise UsageError(
             f"{row.name} is read and not written", got=to,
@@ -126,16 +131,18 @@ def _recipe(preset: str | None, ignore: tuple[str, ...], targets: tuple[str, ...
 def _dtype(opened: Opened) -> str:
     """What most of the floats that are not quantized have, bf16 where there are none."""
     sizes: dict[str, int] = {}
-    for entry in opened.entries.values():
+    for tensor, entry in opened.entries.items():
+        if tensor in opened.checkpoint.decoded:
+            continue
         if isinstance(entry, Entry) and entry.dtype.format in SOURCES:
             name = entry.dtype.format
             sizes[name] = sizes.get(name, 0) + prod(entry.shape)
     return max(sizes, key=sizes.__getitem__, default="bf16")
 
 
-def _decode_all(builder: Builder, dtype: str, *, cast: bool) -> None:
-    """Decode what is quantized; ``cast`` brings the other floats to the dtype as well."""
-    out = formats[dtype]
+def _decode_all(builder: Builder, dtype: str, *, every: bool) -> None:
+    """Decode what is quantized, and cast what has no dtype of its own; with ``every`` all other floats too."""
+    out, decoded = formats[dtype], builder.checkpoint.decoded
     of_tensor = {module.tensor: module for module in builder.modules}
     for name, entry in builder.opened.entries.items():
         if isinstance(entry, Logical):
@@ -145,8 +152,31 @@ def _decode_all(builder: Builder, dtype: str, *, cast: bool) -> None:
                     f"{name} is quantized, and is no matrix of a model", where=builder.checkpoint.root
                 )
             builder.decode(module, out)
-        elif cast and entry.dtype.format in SOURCES and entry.dtype.format != dtype and prod(entry.shape):
-            builder.cast(entry, out)
+        elif every or name in decoded:
+            _cast(builder, entry, dtype)
+
+
+def _cast(builder: Builder, entry: Entry, dtype: str) -> None:
+    if entry.dtype.format in SOURCES and entry.dtype.format != dtype and prod(entry.shape):
+        builder.cast(entry, formats[dtype])
+
+
+def _cast_decoded(builder: Builder) -> None:
+    """What is carried and has no dtype of its own gets that of the model's floats."""
+    taken, dtype = {unit.source.tensor for unit in builder.units}, _dtype(builder.opened)
+    for name in builder.checkpoint.decoded - taken:
+        entry = builder.opened.entries[name]
+        assert isinstance(entry, Entry)
+        _cast(builder, entry, dtype)
+
+
+def _refuse_decoded(builder: Builder, tensor: str) -> None:
+    """Numbers that were decoded from blocks were rounded once already."""
+    if tensor in builder.checkpoint.decoded and not builder.requantize:
+        raise UsageError(
+            f"{tensor} is quantized in a way that only decodes", where=builder.checkpoint.root,
+            remedy="--requantize rounds it again; starting from the unquantized parent costs less",
+        )  # fmt: skip
 
 
 def _refuse_empty(builder: Builder, model: str | Path) -> None:

@@ -13,7 +13,7 @@ four-bit types the embedding and the head are Q8_0; rows that fill no whole bloc
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import TracebackType
@@ -126,11 +126,12 @@ def _matrix(kind: GGMLType, shape: Shape) -> tuple[int, int]:
     return (shape[0], kind.nbytes) if len(shape) == 1 else (prod(shape[:-1]), kind.row_bytes(shape[-1]))
 
 
-def specs(
-    moves: Sequence[Move], shapes: Mapping[str, Shape], wanted: str, plain: str = "BF16"
-) -> list[GGUFSpec]:
-    """The tensors of a GGUF file whose matrices have type ``wanted``; ``plain`` is the type of those that no block
-    fits. ``shapes``: of the Hugging Face tensors.
+Choose = Callable[[str, Shape, Sequence[Move]], GGMLType]
+
+
+def specs(moves: Sequence[Move], shapes: Mapping[str, Shape], choose: Choose) -> list[GGUFSpec]:
+    """The tensors of a GGUF file. ``shapes``: of the Hugging Face tensors; ``choose`` gives the type of each from its
+    name, shape and members.
 
     Raises CheckpointError where the experts of a stack are missing or differ in shape.
     """
@@ -145,7 +146,7 @@ def specs(
             if numbers != list(range(len(members))) or len({shapes[member.name] for member in members}) > 1:
                 raise CheckpointError(f"the experts of {name!r} are not a whole stack", got=numbers)
             shape = (len(members), *shape)
-        found.append(GGUFSpec(name, tensor_type(name, shape, wanted, plain), shape))
+        found.append(GGUFSpec(name, choose(name, shape, members), shape))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from narrowcast.jobs.coded import Coded
 from narrowcast.jobs.export import Exported
+from narrowcast.jobs.gguf import GGUFResult
 from narrowcast.jobs.parent import rounded_again
 from narrowcast.jobs.plan import Plan, Unit
 from narrowcast.jobs.quantize import Result
@@ -56,6 +57,19 @@ def onnx_page(exported: Exported) -> list[str]:
     lines = [*table(("matrix", "scheme", "shape"), few, "Llr", indent=2), *more, ""]
     size = f"{exported.nbytes:,} bytes, {len(rows)} matrices, each an output of its decoded value"
     return [f"{exported.out}", "", *lines, *facts([("size", size)])]
+
+
+def gguf_page(written: GGUFResult) -> list[str]:
+    """What a GGUF file holds, and what that lost."""
+    rows = [(*key, str(count)) for key, count in written.matrices.items()]
+    size = f"{written.nbytes:,} bytes, architecture {written.architecture}, config and vocabulary inside"
+    shown = [
+        ("size", size),
+        ("rounding", f"{decibel(written.errors.sqnr)} dB" if written.errors.noise else "none"),
+    ]
+    remarks = [part for note in written.notes for part in hanging(f"note: {note}")]
+    lines = [f"{written.out}", "", *table(("from", "type", "how", "matrices"), rows, "lllr", indent=2), ""]
+    return [*lines, *facts(shown), *([""] if remarks else []), *remarks]
 
 
 def how_it_moves(unit: Unit) -> str:
