@@ -180,6 +180,8 @@ def diagnose(case: Case) -> Diagnosis | None:
                 ):
                     continue
                 best = Diagnosis(mistake.name, mistake.said + guess.said, mistake.remedy, before, after)
+            if best is not None and not suspicious(best.after, case.a.held, case.b.held):
+                break  # nothing is left to explain
     return best
 
 
