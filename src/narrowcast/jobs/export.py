@@ -14,9 +14,9 @@ from typing import Any
 from narrowcast.containers.onnx_qdq import export
 from narrowcast.errors import UsageError
 from narrowcast.jobs.coded import Logical, open_coded
+from narrowcast.jobs.opening import open_model
 from narrowcast.kernels.reference.rows import qtensor
 from narrowcast.model.patterns import Pattern
-from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.qtensor import QTensor
 
 
@@ -46,7 +46,7 @@ def export_onnx(model: str | Path, out: str | Path, targets: Iterable[str] = ())
     """
     patterns = [Pattern.parse(text) for text in ([targets] if isinstance(targets, str) else targets)]
     found: dict[str, QTensor] = {}
-    with Checkpoint.open(model) as checkpoint:
+    with open_model(model) as checkpoint:
         opened = open_coded(checkpoint)
         for module in opened.modules:
             if not isinstance(opened.entries[module.tensor], Logical):

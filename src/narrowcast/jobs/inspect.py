@@ -20,6 +20,7 @@ from typing import Any
 
 from narrowcast.containers.compressed_tensors.config import NAME as COMPRESSED_TENSORS
 from narrowcast.containers.compressed_tensors.config import arguments
+from narrowcast.jobs.opening import open_model
 from narrowcast.model.roles import (
     classify,
     find_function,
@@ -167,7 +168,7 @@ def inspect(model: str | Path) -> Inspection:
 def _open(path: Path) -> Checkpoint:
     """The checkpoint; a directory without config.json is opened all the same, as nothing here needs one."""
     if not path.is_dir() or (path / CONFIG).exists():
-        return Checkpoint.open(path)
+        return open_model(path)
     folder = survey(path.absolute())
     readers = {shard: Reader(shard) for shard in folder.shards}
     return Checkpoint(

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.errors import InputError, UsageError
+from narrowcast.jobs.opening import open_model
 from narrowcast.kernels.reference.quantize import quantize
 from narrowcast.numbers.codec import encode, round_values, widen
 from narrowcast.numbers.formats import FP32, Format, Kind, formats
-from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors, error_report
 from narrowcast.tensors.qtensor import QTensor
 from narrowcast.tensors.scaling import OUTER_RULES, POWER_RULES, check_finite, under_rule
@@ -182,7 +182,7 @@ def _from_npy(path: Path) -> tuple[F32, Format]:
 
 
 def _from_checkpoint(model: str, tensor: str) -> tuple[F32, Format]:
-    with Checkpoint.open(model) as checkpoint:
+    with open_model(model) as checkpoint:
         entry = checkpoint.entry(tensor)
         if entry.dtype.packed or entry.dtype.format is None:
             wanted = "a tensor of floats or 8-bit codes"
