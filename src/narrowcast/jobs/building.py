@@ -357,20 +357,16 @@ class Builder:
     def cache_scales(self) -> None:
         """KV cache scales under the names of the output's container."""
         scales, cache = self.opened.contents.cache_scales, self.container.cache
-        if scales and cache is None:
+        if scales and (cache is None or self._kv() is None):
             self.fallbacks.append(
-                f"{scales[0].attention}: {self.container.name} has no scales of a KV cache; {len(scales)} were left out"
+                f"{scales[0].attention}: {self.container.name} has no scales of "
+                f"{'a' if cache is None else 'such a'} KV cache; {len(scales)} were left out"
             )
             return
         for scale in scales:
             assert cache is not None
             entry = self.checkpoint.entries[scale.tensor]
             value = widened(self.checkpoint.array(scale.tensor).reshape(-1), entry.dtype.name)
-            if value.size > 1 and "fp8_head" not in self.container.cache_schemes:
-                self.fallbacks.append(
-                    f"{scale.tensor}: {self.container.name} has no cache scales per head; left out"
-                )
-                continue
             shape = cache.shape if value.size == 1 else (value.size, 1, 1)
             name = scale.attention + cache.suffixes.get(scale.which, f".{scale.which}_scale")
             self.values.setdefault(entry.path, []).append((name, value.reshape(shape)))
@@ -402,16 +398,19 @@ class Builder:
             for (linear, _), units in groups.items()
         )
         assert self.container.document is not None
-        contents = self.opened.contents
-        kv = contents.kv if self.container.cache is not None else None
-        if kv is not None and kv not in self.container.cache_schemes:
+        kv, asked = self._kv(), self.opened.contents.kv
+        if kv != asked and self.container.cache is not None:
             self.fallbacks.append(
-                f"config: {self.container.name} has no KV cache scheme {kv}; it is not asked for"
+                f"config: {self.container.name} has no KV cache scheme {asked}; it is not asked for"
             )
-            kv = None
         return self.container.document(
             Layers(listed, (*names, *ignore), tuple(ignore), kv, self.checkpoint.config or {})
         )
+
+    def _kv(self) -> str | None:
+        """The scheme of the KV cache that the result asks for."""
+        kv = self.opened.contents.kv
+        return kv if self.container.cache is not None and kv in self.container.cache_schemes else None
 
 
 def _dtype(array: Array) -> Any:
