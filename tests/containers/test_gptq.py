@@ -383,8 +383,8 @@ def test_shuffled_columns_move_only_where_they_can_be_said(tmp_path: Path) -> No
         tmp_path / "m", made(4, True, 1, 32, 256, 128, shuffle=True), block(4, True, 1, 128, desc_act=True)
     )
     with pytest.raises(UsageError, match="shuffled over the groups"):
-        convert(folder, tmp_path / "ct", CT)
-    convert(folder, tmp_path / "again", CT, requantize=True)
+        convert(folder, tmp_path / "awq", "awq")
+    convert(folder, tmp_path / "again", "awq", requantize=True)
     convert(folder, tmp_path / "wide", "gptq", preset="w8a16")
     assert np.array_equal(ours(tmp_path / "wide"), ours(folder))
     g_idx = load_file(tmp_path / "wide" / "model.safetensors")[f"{MODULE}.g_idx"]
