@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from narrowcast.jobs.coded import Coded, Opened, open_coded
 from narrowcast.jobs.diagnosing import Case, Diagnosis, diagnose, suspicious
 from narrowcast.jobs.matching import CACHE_SCALE, INPUT_SCALE, Constant, Held, Tensors, held, restricted
+from narrowcast.jobs.opening import open_model
 from narrowcast.jobs.stream import ProgressFactory, Silent, Workers, chunks
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors
@@ -186,7 +187,7 @@ def compare(
     that contradicts itself.
     """
     patterns = (only,) if isinstance(only, str) else tuple(only)
-    with Checkpoint.open(a) as first, Checkpoint.open(b) as second, Workers(workers) as pool:
+    with open_model(a) as first, open_model(b) as second, Workers(workers) as pool:
         opened = open_coded(first), open_coded(second)
         sides = held(opened[0]), held(opened[1])
         kinds = {name: own.kind for side in sides for name, own in side.found.items()}
