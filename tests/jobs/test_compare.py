@@ -122,6 +122,7 @@ def test_chunks_that_agree_are_counted(models: Path, tmp_path: Path, monkeypatch
     """A difference in the last of many chunks: the others are not decoded at first, and their signal still counts."""
     monkeypatch.setattr("narrowcast.jobs.coded.CHUNK_BYTES", 4096)
     monkeypatch.setattr("narrowcast.jobs.stream.CHUNK_BYTES", 4096)
+    monkeypatch.setattr("narrowcast.jobs.compare.BLOCK", 1024)
     name = "model.layers.0.mlp.down_proj"
 
     def change(tensors: dict[str, torch.Tensor]) -> None:

@@ -141,7 +141,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Tensors:
-    """Every tensor by name; ``tied`` has heads that are not stored, as their embeddings."""
+    """Every tensor by name; ``tied`` has heads as their embeddings, for when they are not stored."""
 
     found: dict[str, Held]
     tied: dict[str, Held]
@@ -172,7 +172,7 @@ def held(opened: Opened) -> Tensors:
     tied = {
         module.tied: replace(found[module.name], name=module.tied, role="lm_head")
         for module in opened.modules
-        if module.tied is not None and module.tied not in found and module.name in found
+        if module.tied is not None and module.name in found
     }
     return Tensors(found, tied)
 
