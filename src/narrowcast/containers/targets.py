@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 def targets(names: Sequence[str], linear_names: Sequence[str]) -> list[str]:
     """Module names as targets: one anchored pattern for names that differ in numbers only, wherever that pattern
     matches no linear module outside the group; exact names elsewhere."""
-    inside, found, whole = set(names), {}, {}
+    inside = set(names)
+    found: dict[str, None] = {}
+    whole: dict[str, bool] = {}
     shapes: dict[str, list[str]] = {}
     for name in linear_names:
         shapes.setdefault(re.sub(r"\d+", "#", name), []).append(name)
