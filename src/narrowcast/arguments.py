@@ -92,8 +92,8 @@ examples:
   narrowcast convert MODEL model.gguf --to gguf --type q8_0
   narrowcast convert model.gguf out --to plain""",
     "compare": """\
-A is the reference; both are a directory, a .safetensors file or a hub id, in
-whatever containers. Exit code 0: equal, or within --min-sqnr; 1: not.
+A is the reference; both are a directory, a .safetensors or .gguf file, or a hub
+id, in whatever containers. Exit code 0: equal, or within --min-sqnr; 1: not.
 
 examples:
   narrowcast compare MODEL MODEL-NVFP4 --min-sqnr 18

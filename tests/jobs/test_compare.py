@@ -299,6 +299,13 @@ def test_factors_of_columns_are_part_of_the_weight(tmp_path: Path) -> None:
     assert tensor.diagnosis.name == "scaled by a constant"
 
 
+def test_a_rotated_model_is_noted() -> None:
+    upstream = Path(__file__).parents[1] / "containers" / "upstream" / "compressed_tensors_spinquant_w4a16"
+    found = compare(upstream, upstream)
+    assert found.passed
+    assert [note[:1] for note in found.notes if "hadamard" in note] == ["A", "B"]
+
+
 def test_only(models: Path) -> None:
     assert [t.name for t in compare(models / "bf16", models / "bf16", only=Q).tensors] == [Q]
     linear = compare(models / "bf16", models / "nvfp4a16", only=["Linear", "model.norm.weight"])

@@ -208,7 +208,14 @@ def compare(
 
 
 def _own_notes(opened: tuple[Opened, Opened]) -> list[str]:
-    return [f"{x}: {note}" for x, o in zip("AB", opened, strict=True) for note in o.contents.notes]
+    found = []
+    for x, contents in zip("AB", (side.contents for side in opened), strict=True):
+        found += [f"{x}: {note}" for note in contents.notes]
+        if contents.online:
+            found.append(
+                f"{x} computes more than its matrices, which changes them: {'; '.join(contents.online)}"
+            )
+    return found
 
 
 def _unmatched(sides: tuple[Tensors, Tensors], taken: set[str]) -> tuple[Any, Any, list[str]]:
