@@ -25,7 +25,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.containers.gguf_blocks import BLOCKS, WRITTEN, BlockType, dequantize, join, quantize
+from narrowcast.containers.gguf_blocks import (
+    BLOCKS,
+    WRITTEN,
+    BlockType,
+    block_type,
+    dequantize,
+    join,
+    quantize,
+)
 from narrowcast.errors import InputError, UsageError
 from narrowcast.jobs.coded import Coded, Logical, Opened, open_coded
 from narrowcast.jobs.opening import open_model
@@ -197,9 +205,11 @@ def _own_type(opened: Opened, move: Move, coded: Mapping[str, Coded]) -> str:
         raise UsageError(
             f"{move.name} cannot be written to a GGUF file", wanted="a matrix of floats or codes"
         )
-    for name, row in BLOCKS.items():
-        if _why_not(source, row) is None and source.how.scheme.element.bits == row.scheme.element.bits:
-            return name
+    exact = block_type(source.how.scheme)
+    alike = [row for row in BLOCKS.values() if row.scheme.element == source.how.scheme.element]
+    for row in (*([exact] if exact else []), *alike):
+        if _why_not(source, row) is None:
+            return row.type.name
     raise UsageError(
         f"no GGUF type holds {move.name} as it is", got=source.how.scheme.name,
         wanted="int8 or int4 in symmetric groups of 32, mxfp4 or nvfp4",
@@ -213,6 +223,9 @@ def _why_not(source: Coded, row: BlockType) -> str | None:
         return "its columns are shuffled or scaled, which blocks cannot say"
     if source.shape[1] % row.type.block:
         return f"{source.shape[1]} columns are no whole blocks of {row.type.block}"
+    element, held = source.how.scheme.element, row.scheme.element
+    if element != held and element.bits >= held.bits:
+        return f"elements are {element.name}, not {held.name}"
     return possible(source.how.scheme, row.scheme)
 
 
@@ -242,7 +255,7 @@ def _step(
     if move.name in opened.checkpoint.decoded and len(shape) > 1 and kind.name not in PLAIN:
         if not requantize:
             raise UsageError(
-                f"{move.name} was decoded from blocks, and {kind.name} would round it again",
+                f"{move.name} was decoded from blocks: {kind.name} would be a second rounding",
                 remedy="--requantize rounds again; starting from the unquantized parent costs less",
             )
         return _Step(move, shape, kind, "rounded again", entry)
