@@ -25,6 +25,7 @@ _MODULES: Mapping[str, str] = {
     "mxfp4": "gpt_oss",
     "gguf": "gguf",
     "bitsandbytes": "bitsandbytes",
+    "torchao": "torchao",
 }
 
 

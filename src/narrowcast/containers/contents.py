@@ -66,6 +66,7 @@ class Contents:
     that say nothing beyond what is held here (a trivial g_idx, a shape), and ``notes`` what a user should know.
     ``online`` names what the model computes beside its matrices and no other container can say, such as rotations of
     inputs: such a checkpoint is only copied.
+    ``metadata`` are keys of the shards' metadata that speak of this container, and stay behind when it is left.
     """
 
     container: str
@@ -74,6 +75,7 @@ class Contents:
     kv: str | None = None
     taken: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    metadata: frozenset[str] = frozenset()
     side_files: frozenset[str] = field(default_factory=frozenset)
     online: tuple[str, ...] = ()
 

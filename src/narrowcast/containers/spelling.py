@@ -39,9 +39,9 @@ from narrowcast.tensors.schemes import Scheme
 
 Array = NDArray[Any]
 Piece = Literal[
-    "codes", "scales", "zero", "outer", "input", "input_zero", "shape", "order", "pre_scale", "recast"
+    "codes", "scales", "zero", "outer", "input", "input_zero", "shape", "order", "pre_scale", "recast", "offset"
 ]  # fmt: skip
-FOLLOWS_ROWS = ("codes", "scales", "zero")
+FOLLOWS_ROWS = ("codes", "scales", "zero", "offset")
 
 
 class Tensors(Protocol):
@@ -75,7 +75,8 @@ class Part:
     an outer scale and an input's
     scale as the multiplier of a decoder, float32 [1]. A pre_scale [K]
     multiplies the input, and so the columns of the weight; a recast is the scale of the eight-bit weight that an
-    engine makes from the decoded one, and multiplies nothing. ``optional`` parts may be missing.
+    engine makes from the decoded one, and multiplies nothing. An offset is a float for each scale, which is added to
+    the decoded values: a zero point that is no code. ``optional`` parts may be missing.
     """
 
     suffix: str
@@ -203,17 +204,29 @@ class Spelling:
         """Rows start:stop of the matrix; ``start`` is a multiple of ``row_multiple``."""
         found: dict[str, Array] = {}
         for part in self.parts:
-            if part.piece in FOLLOWS_ROWS:
-                begin, stride, view = _span(part, place, shape[1], start, stop)
-                buffer = np.empty(view, part.carrier)
-                source.read_pieces(place.stem + part.suffix, buffer, begin, stride)
-                found[part.piece] = part.decode(buffer, self._count(part, start, stop))
+            if part.piece in FOLLOWS_ROWS and part.piece != "offset":
+                found[part.piece] = self._rows(part, source, place, shape, start, stop)
         outer = self.part("outer")
         if "scales" not in found and self.scheme is not None and outer is not None:
             multiplier = self.static(source, place, shape, "outer")
             found["scales"] = narrowed(multiplier, outer.dtype).reshape(1, 1)
         packed = found["codes"].view(np.uint8).reshape(stop - start, -1)
         return Rows(packed, _as_stored(found.get("scales", np.empty((0, 0)))), found.get("zero"))
+
+    def offsets(
+        self, source: Tensors, place: Place, shape: tuple[int, int], start: int, stop: int
+    ) -> Array | None:
+        """What is added to the decoded values of rows start:stop, float32 for each scale; None for nothing."""
+        part = self.part("offset")
+        return None if part is None else self._rows(part, source, place, shape, start, stop)
+
+    def _rows(
+        self, part: Part, source: Tensors, place: Place, shape: tuple[int, int], start: int, stop: int
+    ) -> Array:
+        begin, stride, view = _span(part, place, shape[1], start, stop)
+        buffer = np.empty(view, part.carrier)
+        source.read_pieces(place.stem + part.suffix, buffer, begin, stride)
+        return part.decode(buffer, self._count(part, start, stop))
 
     def static(self, source: Tensors, place: Place, shape: tuple[int, int], piece: Piece) -> Array:
         """One static; UsageError when the file does not hold it."""

@@ -45,10 +45,11 @@ from narrowcast.tensors.schemes import schemes
 from narrowcast.tensors.storage import same_storage
 
 SOURCES = ("bf16", "fp16", "fp32")
-# Pieces that say something about columns, which no code or scale of another spelling can take over.
-COLUMNS: Mapping[Piece, str] = {
+# Pieces that no code or scale of another spelling can take over.
+IMMOVABLE: Mapping[Piece, str] = {
     "order": "its columns are shuffled over the groups",
     "pre_scale": "its input is multiplied by a scale for each column",
+    "offset": "its zero points are floats",
 }
 ONE_SHARD = "model.safetensors"  # of a source that is one file of another format
 # Pieces that some containers have no tensor for, and what they are.
@@ -208,7 +209,7 @@ class Builder:
         reason = next(
             (
                 why
-                for piece, why in COLUMNS.items()
+                for piece, why in IMMOVABLE.items()
                 if source.how.part(piece) is not None and how.part(piece) is None
             ),
             None,
@@ -328,7 +329,8 @@ class Builder:
             spec = Spec(name, _dtype(array), array.shape)
             self._claim(spec, name, made)
             specs[name] = spec
-        metadata = {"format": "pt"} | self.checkpoint.metadata[path.name]
+        kept = self.checkpoint.metadata[path.name].items()
+        metadata = {"format": "pt"} | {k: v for k, v in kept if k not in self.opened.contents.metadata}
         ordered = tuple(specs.values())
         return Shard(
             path.name if path.suffix == ".safetensors" else ONE_SHARD,

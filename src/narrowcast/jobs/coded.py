@@ -29,7 +29,7 @@ from narrowcast.numbers.formats import FP32, Format
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.safetensors import Entry
 from narrowcast.tensors.packing import unpack
-from narrowcast.tensors.scaling import element_divisor
+from narrowcast.tensors.scaling import element_divisor, spread
 from narrowcast.tensors.schemes import Scheme
 from narrowcast.tensors.storage import stored_scheme
 
@@ -90,12 +90,18 @@ class Coded:
         rows, scheme, outer = folded(self.rows(source, first, last), self.how.scheme, self.outer(source))
         backend = choose(scheme, FP32, self.how.packing).backend
         scaled = self.how.part("pre_scale") is not None
+        offsets = self.how.offsets(source, self.place, self.shape, first, last)
+        wide = scaled or offsets is not None
         values = backend.dequantize(
-            rows, scheme, self.how.packing, self.shape[1], FP32 if scaled else out, outer
+            rows, scheme, self.how.packing, self.shape[1], FP32 if wide else out, outer
         )
+        if offsets is not None:
+            values = values + spread(offsets, scheme.inner.tile, values.shape)
         if scaled:
             # The input is multiplied by it, so this is the weight that meets the model's own input.
-            values = narrow(values * self.how.static(source, self.place, self.shape, "pre_scale"), out)
+            values = values * self.how.static(source, self.place, self.shape, "pre_scale")
+        if wide:
+            values = narrow(values, out)
         order = self.order(source)
         if order is not None:
             values = in_order(values, order)
@@ -167,7 +173,7 @@ def open_coded(checkpoint: Checkpoint) -> Opened:
 
 def as_it_is(opened: Opened) -> Opened:
     """The checkpoint as tensors that nobody looks into."""
-    contents = replace(opened.contents, matrices=(), cache_scales=(), taken=())
+    contents = replace(opened.contents, matrices=(), cache_scales=(), taken=(), metadata=frozenset())
     return Opened(opened.checkpoint, contents, dict(opened.checkpoint.entries), [], copied=True)
 
 

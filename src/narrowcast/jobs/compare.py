@@ -299,6 +299,8 @@ def _comparable(x: Held, y: Held) -> bool:
     if x.coded is not None and y.coded is not None:
         a, b = (_multiplying(side.how.scheme) for side in (x.coded, y.coded))
         columns = all(_equal(mine, other) for mine, other in zip(x.columns(), y.columns(), strict=True))
+        if any(side.how.part("offset") is not None for side in (x.coded, y.coded)):
+            return False  # equal codes under other offsets are other numbers
         return same_storage(a, b) and columns and _outers(x, y) is not None
     return x.coded is None and y.coded is None and x.dtype == y.dtype
 

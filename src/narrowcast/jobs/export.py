@@ -13,6 +13,7 @@ from typing import Any
 
 from narrowcast.containers.onnx_qdq import export
 from narrowcast.errors import UsageError
+from narrowcast.jobs.building import IMMOVABLE
 from narrowcast.jobs.coded import Logical, open_coded
 from narrowcast.jobs.opening import open_model
 from narrowcast.kernels.reference.rows import qtensor
@@ -54,8 +55,9 @@ def export_onnx(model: str | Path, out: str | Path, targets: Iterable[str] = ())
             if patterns and not any(pattern.matches(module) for pattern in patterns):
                 continue
             for name, coded in opened.coded(module):
-                if coded.how.part("order") is not None:
-                    raise UsageError(f"{name} has shuffled columns, which ONNX cannot express", where=model)
+                why = next((why for piece, why in IMMOVABLE.items() if coded.how.part(piece) is not None), None)
+                if why is not None:
+                    raise UsageError(f"ONNX cannot express {name}: {why}", where=model)
                 rows = coded.rows(checkpoint, 0, coded.shape[0])
                 outer = coded.outer(checkpoint)
                 found[name] = qtensor(rows, coded.how.scheme, coded.how.packing, coded.shape[1], outer)
