@@ -17,6 +17,7 @@ _MODULES: Mapping[str, str] = {
     "plain": "plain",
     "compressed-tensors": "compressed_tensors",
     "modelopt": "modelopt",
+    "quark": "quark",
     "gptq": "gptq",
     "awq": "awq",
     "auto-round": "auto_round",
