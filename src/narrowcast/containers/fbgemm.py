@@ -38,7 +38,7 @@ def _spell(scheme: Scheme, dtype: str, stacked: bool) -> Spelling:
     else:
         codes = Part(
             "", "codes", "F8_E4M3", lambda n, k: (k, n), across=True,
-            encode=lambda rows: np.ascontiguousarray(rows.T), decode=lambda stored, n: np.ascontiguousarray(stored.T),
+            decode=lambda stored, n: np.ascontiguousarray(stored.T),
         )  # fmt: skip
         parts = (codes, scale_part("_scale", dtype, scheme))
     return Spelling(NAME, NAME, scheme, BYTES, parts, ("transformers",))

@@ -92,7 +92,10 @@ def spelling(linear: LinearScheme, source: Format) -> Spelling:
 def spell(
     format: str, scheme: Scheme, linear: LinearScheme, *, input_dtype: str = "F32", order: Array | None = None
 ) -> Spelling:
-    """The parts of one format; ``order`` [K] is that of shuffled columns, the model's column of each that is read."""
+    """The parts of one format; ``order`` [K] is that of shuffled columns, the model's column of each that is read.
+
+    Shuffled columns, and integers that each fill an int8 without being INT8, are read and never written.
+    """
     bits = scheme.element.bits
     if format == "pack-quantized":
         how = packing(bits, flip=scheme.element.signed, word=32)
@@ -102,7 +105,7 @@ def spell(
     if format == "pack-quantized":
         parts.append(Part(".weight_shape", "shape", "I64", lambda n, k: (2,), per=0))
     if order is not None:
-        parts.append(_order_part(scheme))
+        parts.append(_order_part())
     if scheme.zero is not None:
         parts.append(_zero_bytes(scheme) if format == "int-quantized" else zero_part(scheme))
     if linear.calibrated:
@@ -121,17 +124,15 @@ def _codes(format: str, how: Packing, scheme: Scheme, order: Array | None) -> Pa
         words = code_part(".weight_packed", "I32", how)
         if order is None:
             return words
-        back = np.argsort(order)
         return replace(
-            words, encode=lambda rows: _shuffled(rows, how, back),
-            decode=lambda stored, count: _shuffled(stored[:count].view(np.uint8), how, order),
-        )  # fmt: skip
+            words, decode=lambda stored, count: _shuffled(stored[:count].view(np.uint8), how, order)
+        )
     if format == "int-quantized" and scheme.element is not INT8:
         bits, middle = scheme.element.bits, 0 if scheme.element.signed else 1 << (scheme.element.bits - 1)
         return replace(
-            code_part(".weight", "I8", how), encode=lambda codes: _as_bytes(codes, bits, middle),
+            code_part(".weight", "I8", how),
             decode=lambda stored, count: _as_codes(stored[:count], bits, middle),
-        )  # fmt: skip
+        )
     if format == "int-quantized":
         return code_part(".weight", "I8", how)
     if how is BYTES:
@@ -154,23 +155,10 @@ def _as_codes(stored: Array, bits: int, middle: int) -> NDArray[np.uint8]:
     return (stored.astype(np.int16) + middle).astype(np.uint8) & np.uint8((1 << bits) - 1)
 
 
-def _as_bytes(codes: NDArray[np.uint8], bits: int, middle: int) -> NDArray[np.int8]:
-    signed = codes.astype(np.int16) - middle
-    if not middle:
-        signed -= (signed >> (bits - 1)) << bits
-    return signed.astype(np.int8)
-
-
-def _order_part(scheme: Scheme) -> Part:
+def _order_part() -> Part:
     """g_idx, the group of each column, as the columns group by group."""
-
-    def write(order: Array) -> Array:
-        g_idx = np.empty(len(order), np.int32)
-        g_idx[order] = np.arange(len(order)) // scheme.group
-        return g_idx
-
     return Part(
-        ".weight_g_idx", "order", "I32", lambda n, k: (k,), per=0, encode=write,
+        ".weight_g_idx", "order", "I32", lambda n, k: (k,), per=0,
         decode=lambda g_idx, count: np.argsort(g_idx, kind="stable"),
     )  # fmt: skip
 
@@ -191,7 +179,6 @@ def _zero_bytes(scheme: Scheme) -> Part:
     middle = 1 << (bits - 1)
     return replace(
         scale_part(".weight_zero_point", "I8", scheme), piece="zero",
-        encode=lambda zero: _as_bytes(zero, bits, middle),
         decode=lambda stored, count: _as_codes(stored[:count], bits, middle),
     )  # fmt: skip
 
