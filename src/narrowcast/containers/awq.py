@@ -208,4 +208,5 @@ CONTAINER = Container(
     spelling=spelling,
     document=document,
     files=BESIDE,
+    one_group=True,
 )

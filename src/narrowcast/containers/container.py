@@ -66,7 +66,7 @@ class Container:
     """One container. ``spelling`` is None where it is only read. ``files`` are the side files that belong to it and
     are dropped or replaced when a checkpoint leaves it. ``places`` says where matrices [N, K] of the given
     modules lie; most
-    containers give each its own tensors."""
+    containers give each its own tensors. ``one_group``: one group size holds for the whole checkpoint."""
 
     name: str
     title: str
@@ -78,3 +78,4 @@ class Container:
     cache: CacheSpelling | None = None
     cache_schemes: Sequence[str] = ()
     files: tuple[str, ...] = ()
+    one_group: bool = False

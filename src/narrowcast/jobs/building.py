@@ -75,6 +75,9 @@ class Builder:
         self.replaced: dict[
             str, list[Copy]
         ] = {}  # source tensors that are not copied whole, with what replaces them
+        self.widths: tuple[
+            int, ...
+        ] = ()  # of all matrices that are to be quantized, for a container of one group size
         self.values: dict[Path, list[tuple[str, Array]]] = {}
         self.left_out: dict[str, list[str]] = {}  # piece to modules
 
@@ -252,17 +255,23 @@ class Builder:
                 remedy=f"use {preset.nearest}, the nearest preset without calibration",
             )  # fmt: skip
         group = preset.linear.weight.group
-        if group not in (64, 128) or k % group == 0 or "_g" not in preset.linear.weight.name:
+        widths = self.widths if self.container.one_group and self.widths else (k,)
+        if (
+            group not in (64, 128)
+            or not any(w % group for w in widths)
+            or "_g" not in preset.linear.weight.name
+        ):
             return preset.linear
         for smaller in (64, 32):
-            if smaller < group and k % smaller == 0:
+            if smaller < group and not any(w % smaller for w in widths):
                 if self.strict:
                     raise UsageError(
                         f"{name} has {k} columns, which groups of {group} do not divide",
                         remedy=f"without --strict this layer takes groups of {smaller}",
                     )  # fmt: skip
+                odd = next(w for w in widths if w % group)
                 self.fallbacks.append(
-                    f"{name}: groups of {smaller}, because {group} does not divide {k} columns"
+                    f"{name}: groups of {smaller}, because {group} does not divide {odd} columns"
                 )
                 return preset.with_group(smaller).linear
         return preset.with_group(32).linear  # refused with what would do: a multiple of the smallest group

@@ -81,6 +81,7 @@ def plan(
             chosen = dtype or _dtype(opened)
             _decode_all(builder, chosen, every=dtype is not None)
         else:
+            builder.widths = tuple(a.module.out_in[1] for a in resolved.quantized)
             for assignment in resolved.assignments:
                 if assignment.target is not None:
                     _refuse_decoded(builder, assignment.module.tensor)
@@ -98,7 +99,9 @@ def plan(
 def _target(to: str, preset: str | None, dtype: str | None) -> Container:
     row = containers[to]
     if row.name == GGUF:
-        raise UsageError("a GGUF file is no directory", got=to, remedy="narrowcast.jobs.gguf.write_gguf writes one")
+        raise UsageError(
+            "a GGUF file is no directory", got=to, remedy="narrowcast.jobs.gguf.write_gguf writes one"
+        )
     if row.document is None:
         raise UsageError(
             f"{row.name} is read and not written", got=to,

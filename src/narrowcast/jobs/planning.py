@@ -42,6 +42,7 @@ def make_plan(
     opened = open_coded(checkpoint)
     resolved = resolve(recipe, opened.modules, others=others(checkpoint, opened.modules))
     builder = Builder(opened, container, strict=strict)
+    builder.widths = tuple(a.module.out_in[1] for a in resolved.quantized)
     for assignment in resolved.assignments:
         if assignment.target is not None:
             builder.add(assignment, assignment.target)
