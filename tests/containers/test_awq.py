@@ -18,6 +18,7 @@ from narrowcast.errors import CheckpointError, UsageError
 from narrowcast.jobs.convert import convert
 from narrowcast.jobs.quantize import plan, run
 from narrowcast.kernels import Rows
+from narrowcast.model.recipe import Recipe
 from narrowcast.numbers.formats import BF16, FP16
 from narrowcast.tensors.packing import pack
 from narrowcast.tensors.presets import LinearScheme, presets
@@ -252,5 +253,11 @@ def test_what_it_cannot_hold(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no spelling"):
             spelling(presets[name].linear, BF16)
     model = toys.llama(tmp_path / "model", hidden=192, inner=544, layers=1)
+    assert {
+        unit.how.scheme.group for unit in plan(model, tmp_path / "out", "w4a16", container="awq").units
+    } == {32}
+    recipe = Recipe.from_toml(
+        "default = 'w4a16'\n[[rule]]\nmatch = 're:.*o_proj'\nscheme = 'int4_g64'\n", "recipe.toml"
+    )
     with pytest.raises(UsageError, match="one group size of AWQ"):
-        plan(model, tmp_path / "out", "w4a16", container="awq")
+        plan(model, tmp_path / "out", recipe=recipe, container="awq")
