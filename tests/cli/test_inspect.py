@@ -83,52 +83,102 @@ def test_every_module_of_our_own_results(
     assert scheme in cli("inspect", tmp_path / "out").out
 
 
-# Method, config, tensors of one 64x128 matrix as the method stores it.
+# Method, config, tensors of one 64x128 matrix as the method stores it, and the scheme that it is.
 PACKED = np.zeros((64, 64), np.uint8)
-FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "fp8": (
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
         {"weight": np.zeros((64, 128), ml_dtypes.float8_e4m3fn), "weight_scale_inv": np.ones((1, 1), np.float32)},
+        "fp8_block128",
     ),
     "modelopt": (
         {"quant_method": "modelopt", "quant_algo": "NVFP4"},
         {"weight": PACKED, "weight_scale": np.ones((64, 8), ml_dtypes.float8_e4m3fn),
          "weight_scale_2": np.ones((), np.float32), "input_scale": np.ones((), np.float32)},
+        "nvfp4",
     ),
     "gptq": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 128},
-        {"qweight": np.zeros((16, 64), np.int32), "qzeros": np.zeros((1, 8), np.int32),
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False},
+        {"qweight": np.zeros((16, 64), np.int32), "qzeros": np.full((1, 8), 0x77777777, np.int32),
          "scales": np.ones((1, 64), np.float16), "g_idx": np.zeros(128, np.int32)},
+        "int4_g128",
     ),
     "bitsandbytes": (
-        {"quant_method": "bitsandbytes"},
-        {"weight": PACKED.reshape(-1, 1), "weight.absmax": np.ones(128, np.float32),
-         "weight.quant_map": np.ones(16, np.float32)},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        {"weight": np.zeros((64, 128), np.int8), "SCB": np.ones(64, np.float32), "weight_format": np.zeros((), np.uint8)},
+        "int8_channel",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", list(FOREIGN))
-def test_foreign_methods_are_named_and_counted(cli: Cli, tmp_path: Path, method: str) -> None:
-    quantization, pieces = FOREIGN[method]
+def foreign(folder: Path, method: str, without: str = "") -> Path:
+    quantization, pieces, _ = FOREIGN[method]
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "quantization_config": quantization,
     }
-    folder = write(tmp_path / "m", {f"{PATH}.{name}": value for name, value in pieces.items()}, config)
+    return write(folder, {f"{PATH}.{n}": v for n, v in pieces.items() if n != without}, config)
+
+
+@pytest.mark.parametrize("method", list(FOREIGN))
+def test_foreign_methods_are_read_and_counted(cli: Cli, tmp_path: Path, method: str) -> None:
+    folder = foreign(tmp_path / "m", method)
     answer = cli("inspect", folder, "--json").json
     (module,) = answer["modules"]
-    assert module["name"] == PATH
-    assert module["role"] == "mlp"
+    assert (module["name"], module["role"]) == (PATH, "mlp")
     assert module["parameters"] == 64 * 128
-    assert module["scheme"].startswith(f"{method}: ")
-    assert all(name in module["scheme"] for name in pieces if "scale" in name or name in ("qzeros", "g_idx"))
+    assert module["scheme"] == FOREIGN[method][2]
+    assert answer["oddities"] == []
     assert method in cli("inspect", folder).out
 
 
+@pytest.mark.parametrize(
+    ("method", "without"),
+    [("modelopt", "weight_scale"), ("gptq", "qzeros"), ("bitsandbytes", "weight")],
+)
+def test_contradictions_are_looked_at_all_the_same(
+    cli: Cli, tmp_path: Path, method: str, without: str
+) -> None:
+    """What no container reads is listed as it lies there, and the contradiction is said."""
+    folder = foreign(tmp_path / "m", method, without)
+    answer = cli("inspect", folder, "--json")
+    assert answer.code == 0
+    (module,) = answer.json["modules"]
+    pieces = [name for name in FOREIGN[method][1] if name != without]
+    assert sorted(module["tensors"]) == sorted(f"{PATH}.{name}" for name in pieces)
+    assert module["scheme"] not in (FOREIGN[method][2], "")
+    assert PATH in answer.json["oddities"][0]
+    assert "wanted" in answer.json["oddities"][0]
+
+
+UPSTREAM = sorted(
+    folder for folder in (Path(__file__).parent.parent / "containers/upstream").iterdir()
+    if (folder / "decoded.npz").exists()
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", UPSTREAM, ids=lambda folder: folder.name)
+def test_upstream_files(cli: Cli, folder: Path) -> None:
+    """Every library's checkpoint: as many parameters as the library's own decoded matrices, under schemes' names."""
+    answer = cli("inspect", folder, "--json").json
+    if any("method is not known" in oddity for oddity in answer["oddities"]):
+        return  # no container reads it, and so nothing is said of its schemes
+    with np.load(folder / "decoded.npz") as file:
+        sizes = {name: file[name].size for name in file.files}
+    found = {module["name"]: module for module in answer["modules"]}
+    for name, size in sizes.items():
+        module = found.get(name)
+        if module is None:  # one of a stack that is stored as a whole, or the other way round
+            continue
+        assert module["parameters"] == size, name
+        assert ":" not in module["scheme"]
+        assert module["scheme"] not in ("bf16", "fp16", "fp32")
+    assert sum(module["bytes"] for module in answer["modules"]) == answer["bytes"]
+
+
 def test_schemes_that_are_not_ours_are_described_not_renamed(cli: Cli, tmp_path: Path) -> None:
-    """Blocks of 64x64 are not fp8_block128, and a group that takes no module says nothing about it."""
+    """Blocks of 64x64 are not fp8_block128; a matrix that no group takes contradicts the config."""
     weights = {
         "num_bits": 8,
         "type": "float",
@@ -142,10 +192,14 @@ def test_schemes_that_are_not_ours_are_described_not_renamed(cli: Cli, tmp_path:
         "weight": np.zeros((64, 64), ml_dtypes.float8_e4m3fn),
         "weight_scale": np.ones((1, 1), np.float32),
     }
-    tensors = {f"{module}.{name}": part for module in (PATH, "other") for name, part in pieces.items()}
-    answer = cli("inspect", write(tmp_path / "m", tensors, config), "--json").json
+    one = {f"{PATH}.{name}": part for name, part in pieces.items()}
+    answer = cli("inspect", write(tmp_path / "one", one, config), "--json").json
+    assert {module["name"]: module["scheme"] for module in answer["modules"]} == {PATH: "fp8_block64"}
+    two = one | {f"other.{name}": part for name, part in pieces.items()}
+    answer = cli("inspect", write(tmp_path / "two", two, config), "--json").json
     found = {module["name"]: module["scheme"] for module in answer["modules"]}
-    assert found == {PATH: "float8 block", "other": "compressed-tensors: F8_E4M3 with weight_scale"}
+    assert found == dict.fromkeys((PATH, "other"), "compressed-tensors: F8_E4M3 with weight_scale")
+    assert "other is quantized, and no config group says so" in answer["oddities"][0]
 
 
 def test_stacked_experts(cli: Cli, tmp_path: Path) -> None:
@@ -174,16 +228,28 @@ def test_oddities(cli: Cli, tmp_path: Path) -> None:
     text = "\n".join(cli("inspect", folder, "--json").json["oddities"])
     assert "pytorch_model.bin holds weights in another format" in text
     assert "lm_head.weight is stored, and tied to model.embed_tokens.weight" in text
-    assert "1 modules have scales, and no quantization_config" in text
+    assert "1 tensors belong to a quantization that the config does not mention" in text
     assert "no rule knows the names of" in text
     assert "empty hold no elements" in text
     assert "the config says float32, and most bytes are bfloat16" in text
 
 
-def test_config_that_promises_scales_without_any(cli: Cli, tmp_path: Path) -> None:
-    config = toys.llama_config() | {"quantization_config": {"quant_method": "fp8"}}
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq"),
+        ({"quant_method": "hqq"}, "the quantization method is not known"),
+    ],
+)
+def test_config_that_promises_scales_without_any(
+    cli: Cli, tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    config = toys.llama_config() | {"quantization_config": settings}
     folder = write(tmp_path / "m", toys.weights(toys.llama_shapes()), config)
-    assert "the config says fp8, and no tensor is a scale" in cli("inspect", folder).out
+    answer = cli("inspect", folder, "--json")
+    assert answer.code == 0
+    assert said in answer.json["oddities"][0]
 
 
 def test_refusals(cli: Cli, tmp_path: Path) -> None:
@@ -196,7 +262,7 @@ def test_refusals(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(60))
     answer = cli("inspect", tmp_path / "model.gguf")
     assert answer.code == 3
-    assert "a GGUF file" in answer.err
+    assert "GGUF" in answer.err
     folder = write(tmp_path / "m", toys.weights(toys.llama_shapes()), None)
     (folder / "config.json").write_text("{not json")
     answer = cli("inspect", folder)

@@ -1,12 +1,12 @@
 """What a checkpoint holds, from its headers and its config alone: no weight is read.
 
-A module is what the names say: all tensors with the same path, the codes and the scales that belong to them.
+A module is what the names say: all tensors with the same path, the codes and the scales that belong to them. Where
+the checkpoint's container reads it, a quantized module is shown by its scheme's name, with the matrix that it stands
+for. Where config and data contradict each other, no engine's reading is taken: the contradiction is listed among the
+oddities, the method is named, and the pieces are listed as they lie there.
 
-    parameters(module) = bits stored / bits per code        (eight 4-bit codes in an int32, two in a byte)
-
-How a quantized module is spelled is settled where it can be: for compressed-tensors from the config group
-that takes it, by the scheme's name where one of ours has the same arguments. For other methods the method is
-named and the pieces are listed; nothing is guessed from shapes.
+    parameters(module) = N · K · experts                  of a matrix that was read
+                       = bits stored / bits per code      of packed codes otherwise
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from narrowcast.containers.compressed_tensors.config import NAME as COMPRESSED_TENSORS
-from narrowcast.containers.compressed_tensors.config import arguments
+from narrowcast.containers.contents import Contents, Stored
+from narrowcast.containers.detect import detect, open_source
+from narrowcast.errors import NarrowcastError
 from narrowcast.jobs.opening import open_model
 from narrowcast.model.roles import (
     classify,
@@ -32,12 +33,11 @@ from narrowcast.model.roles import (
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.folder import CONFIG, survey
 from narrowcast.store.safetensors import Entry, Reader
-from narrowcast.tensors.schemes import Scheme, schemes
 
 # Tensors that describe codes and are none: scales, zero points, permutations, stored shapes.
 _DESCRIBES = re.compile(
     r"[._](\w*scale(_inv|_2)?|scales|weight_shape|\w*zero_point|qzeros|g_idx|absmax|\w*absmax|\w*quant_map"
-    r"|\w*quant_state\.\w+|[qkv]_scale|pre_quant_scale)$"
+    r"|\w*quant_state\.\w+|[qkv]_scale|pre_quant_scale|SCB|weight_format)$"
 )
 _SIZES = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
@@ -142,12 +142,19 @@ def inspect(model: str | Path) -> Inspection:
     """
     with _open(Path(model)) as found:
         config = found.config or {}
+        contents, contradiction = _contents(found, config)
+        matrices = {stored.module: stored for stored in contents.matrices}
+        owner = {name: module for module, stored in matrices.items() for name in stored.tensors}
         method = _Method(quantization_config(config))
-        counted = _stored_shapes(found)
         grouped: dict[str, list[Entry]] = {}
         for name, entry in found.entries.items():
-            grouped.setdefault(_module(name), []).append(entry)
-        modules = tuple(_held(path, pieces, config, method, counted) for path, pieces in grouped.items())
+            grouped.setdefault(owner.get(name) or _module(name), []).append(entry)
+        modules = tuple(
+            _matrix(matrices[path], pieces, config)
+            if path in matrices
+            else _held(path, pieces, config, method)
+            for path, pieces in grouped.items()
+        )
         dtypes: dict[str, tuple[int, int]] = {}
         for entry in found.entries.values():
             tensors, size = dtypes.get(entry.dtype.name, (0, 0))
@@ -161,7 +168,7 @@ def inspect(model: str | Path) -> Inspection:
             dtypes=dict(sorted(dtypes.items(), key=lambda item: -item[1][1])),
             tied=found.tied,
             side_files=tuple(map(str, found.side_files)),
-            oddities=tuple(_oddities(found, modules, method)),
+            oddities=tuple(_oddities(found, modules, method, contents, contradiction)),
         )
 
 
@@ -186,15 +193,14 @@ def _open(path: Path) -> Checkpoint:
     )
 
 
-def _stored_shapes(checkpoint: Checkpoint) -> dict[str, int]:
-    """Elements of the modules that keep their shape beside their packed codes."""
-    found = {}
-    for name, entry in checkpoint.entries.items():
-        if name.endswith(".weight_shape") and entry.nbytes <= 64:
-            found[name.removesuffix(".weight_shape")] = math.prod(
-                int(n) for n in checkpoint.array(name).reshape(-1)
-            )
-    return found
+def _contents(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[Contents, str]:
+    """What the container reads, and how the checkpoint contradicts itself where it does."""
+    try:
+        return detect(open_source(checkpoint, quantization_config(config))), ""
+    except NarrowcastError as error:
+        facets = (("got", error.got), ("wanted", error.wanted))
+        said = "; ".join(f"{word} {value}" for word, value in facets if value is not None)
+        return Contents(""), f"{error.problem}: {said}" if said else error.problem
 
 
 def _module(name: str) -> str:
@@ -205,16 +211,24 @@ def _module(name: str) -> str:
     return stem(name[: describes.start()]) if path == name and describes else path
 
 
-def _held(
-    path: str, found: list[Entry], config: Mapping[str, Any], method: _Method, counted: Mapping[str, int]
-) -> Held:
+def _matrix(stored: Stored, found: list[Entry], config: Mapping[str, Any]) -> Held:
+    """A quantized matrix, or a stack of them, that its container reads."""
+    codes = stored.how.part("codes")
+    assert codes is not None
+    name = stored.module if stored.experts is not None else f"{stored.module}.weight"
+    shape = next(entry.shape for entry in found if entry.name == stored.module + codes.suffix)
+    n, k = stored.shape
+    return Held(
+        stored.module, str(classify(name, shape, config)), str(stored.how.scheme.name), shape,
+        n * k * (stored.experts or 1), sum(e.nbytes for e in found), tuple(entry.name for entry in found),
+    )  # fmt: skip
+
+
+def _held(path: str, found: list[Entry], config: Mapping[str, Any], method: _Method) -> Held:
     codes = [entry for entry in found if not _DESCRIBES.search(entry.name)] or found
     main = max(codes, key=lambda entry: entry.nbytes)
     pieces = [entry for entry in found if entry is not main]
-    scheme = method.scheme(path, main, pieces)
-    parameters = counted.get(path)
-    if parameters is None:
-        parameters = method.parameters(path, main, pieces)
+    scheme, parameters = method.scheme(path, main, pieces), method.parameters(path, main, pieces)
     if _DESCRIBES.search(main.name):
         parameters = 0  # a scale without codes of its own, such as that of a KV cache
     role = str(classify(main.name, main.shape, config))
@@ -223,27 +237,17 @@ def _held(
 
 
 class _Method:
-    """A quantization_config, and what it says of one module."""
+    """A quantization_config, and what it says of a module that no container has read."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
         self.name = str(config.get("quant_method") or config.get("quant_algo") or "") if config else ""
-        groups = config.get("config_groups")
-        self.groups = (
-            list(groups.values()) if self.name == COMPRESSED_TENSORS and isinstance(groups, dict) else []
-        )
 
     def scheme(self, path: str, main: Entry, pieces: Iterable[Entry]) -> str:
-        """How a module is stored, in a few words: a dtype, a scheme's name, or a method and its pieces."""
+        """How a module is stored, in a few words: a dtype, or a method and its pieces."""
         described = sorted(e.name[len(path) :].lstrip("._") for e in pieces if _DESCRIBES.search(e.name))
         if not described:
             return main.dtype.format or main.dtype.name.lower()
-        weights = self._weights(path)
-        if weights is not None:
-            return (
-                _known_scheme(weights)
-                or f"{weights.get('type')}{weights.get('num_bits')} {weights.get('strategy')}"
-            )
         spelled = f"{main.dtype.name} with {', '.join(described)}"
         return f"{self.name}: {spelled}" if self.name else spelled
 
@@ -251,58 +255,17 @@ class _Method:
         """Codes in the tensor that holds them; None where they are packed and the config does not say how."""
         ending, stored = main.name[len(path) :], math.prod(main.shape)
         if ending in (".weight_packed", ".qweight"):
-            bits = self._bits(path)
-            return stored * main.dtype.bits // bits if bits else None
+            bits = self.config.get("bits")
+            return stored * main.dtype.bits // bits if isinstance(bits, int) and bits > 0 else None
         beside = {e.dtype.name for e in pieces if _DESCRIBES.search(e.name)}
         if main.dtype.name == "U8" and (ending == "_blocks" or beside & {"F8_E4M3", "U8", "F32"}):
             return 2 * stored  # two 4-bit codes in a byte: gpt-oss, ModelOpt, bitsandbytes
         return stored
 
-    def _bits(self, path: str) -> int:
-        weights = self._weights(path) or self.config
-        found = weights.get("num_bits", weights.get("bits", 0))
-        return found if isinstance(found, int) else 0
 
-    def _weights(self, path: str) -> Mapping[str, Any] | None:
-        """The arguments of the config group that takes this module: by name first, then by class."""
-        for by_name in (True, False):
-            for group in self.groups:
-                weights = group.get("weights") if isinstance(group, dict) else None
-                if isinstance(weights, dict) and any(
-                    _takes(t, path, by_name) for t in group.get("targets") or []
-                ):
-                    return weights
-        return None
-
-
-def _takes(target: object, path: str, by_name: bool) -> bool:
-    text = str(target)
-    if text.startswith("re:"):
-        try:
-            return by_name and re.match(text[3:], path) is not None
-        except re.error:
-            return False
-    return text == path if by_name else text == "Linear"
-
-
-def _known_scheme(weights: Mapping[str, Any]) -> str | None:
-    """The first of our schemes that compressed-tensors spells with these arguments."""
-    wanted = _key(weights)
-    return next((name for name, scheme in schemes.items() if _key(_spelled(scheme)) == wanted), None)
-
-
-def _spelled(scheme: Scheme) -> Mapping[str, Any]:
-    return arguments(scheme, False, weight=True)
-
-
-def _key(args: Mapping[str, Any]) -> tuple[object, ...]:
-    block = args.get("block_structure")
-    stored = "uint8" in str(args.get("scale_dtype") or "")
-    names = ("num_bits", "type", "symmetric", "strategy", "group_size")
-    return (*(args.get(name) for name in names), str(block) if block else None, stored)
-
-
-def _oddities(checkpoint: Checkpoint, modules: Sequence[Held], method: _Method) -> list[str]:
+def _oddities(
+    checkpoint: Checkpoint, modules: Sequence[Held], method: _Method, contents: Contents, contradiction: str
+) -> list[str]:
     """What a reader of the checkpoint should know and might not expect."""
     config, entries = checkpoint.config or {}, checkpoint.entries
     found = []
@@ -310,11 +273,13 @@ def _oddities(checkpoint: Checkpoint, modules: Sequence[Held], method: _Method) 
         found.append(f"there is no {CONFIG}: architecture, ties and quantization method are not known")
     found += [f"{name} holds weights in another format beside these" for name in checkpoint.foreign_weights]
     found += [f"{head} is stored, and tied to {other}" for head, other in checkpoint.tied if head in entries]
-    quantized = [held for held in modules if any(_DESCRIBES.search(name) for name in held.tensors)]
-    if quantized and not method.name:
-        found.append(f"{len(quantized)} modules have scales, and no quantization_config says what they are")
-    if method.name and not quantized:
-        found.append(f"the config says {method.name}, and no tensor is a scale")
+    found += [contradiction] if contradiction else []
+    found += [
+        *contents.notes,
+        *(f"beside its matrices the model computes {what}" for what in contents.online),
+    ]
+    if method.name and not contradiction and not contents.matrices and not contents.cache_scales:
+        found.append(f"the config says {method.name}, and nothing is quantized")
     uncounted = [held.name for held in modules if held.parameters is None]
     if uncounted:
         found.append(
