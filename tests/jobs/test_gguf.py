@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from demo.source import smollm2_gguf
+from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import toys
@@ -147,6 +149,23 @@ def test_wide_groups_are_cut_into_blocks(llama: Path, tmp_path: Path) -> None:
     }
     layers = compare(tmp_path / "q", tmp_path / "q8.gguf", only=r"re:model\.layers\..*")
     assert layers.passed
+
+
+def test_scales_that_fp16_cannot_hold_are_refused_or_rounded(llama: Path, tmp_path: Path) -> None:
+    """Tiny weights: bf16 scales of 1e-9 are below fp16's smallest number."""
+    with Reader(llama / "model.safetensors") as reader:
+        state = {name: np.array(reader.array(name)).view(ml_dtypes.bfloat16) for name in reader.entries}
+    name = "model.layers.0.mlp.up_proj.weight"
+    state[name] = (state[name].astype(np.float32) * 1e-7).astype(ml_dtypes.bfloat16)
+    save_file(state, llama / "model.safetensors", {"format": "pt"})
+    quantize(llama, tmp_path / "q", "w4a16")
+    with pytest.raises(UsageError, match="1 matrices have values") as error:
+        write_gguf(tmp_path / "q", tmp_path / "q.gguf")
+    assert name in str(error.value)
+    assert "fp16" in str(error.value)
+    assert not list(tmp_path.glob("q.gguf*"))
+    written = write_gguf(tmp_path / "q", tmp_path / "q.gguf", requantize=True)
+    assert any(f"first {name}" in note for note in written.notes)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1", "mxfp4", "nvfp4", "f16", "f32"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from narrowcast.containers import containers
 from narrowcast.containers.container import Container
+from narrowcast.containers.gguf import NAME as GGUF
 from narrowcast.errors import UsageError
 from narrowcast.numbers.formats import BF16
 from narrowcast.tensors.presets import Preset, presets
@@ -74,7 +75,7 @@ def container_rows() -> tuple[list[str], list[list[str]]]:
         spelled = [
             name for name, preset in presets.items() if row.spelling and engines_of(row, preset) is not None
         ]
-        use = "read, write" if row.document is not None else "read"
+        use = "read, write" if row.document is not None or row.name == GGUF else "read"
         holds = ", ".join(spelled) if row.spelling else "-"
         rows.append([f"`{row.name}`", row.title, use, holds, ", ".join(row.cache_schemes) or "-"])
     return ["--to", "what it is", "here", "presets it can hold", "KV cache"], rows
