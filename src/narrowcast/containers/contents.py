@@ -9,7 +9,7 @@ config must agree, and where it does not, both sides are named and nothing is gu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +65,8 @@ class Contents:
     are tensors
     that say nothing beyond what is held here (a trivial g_idx, a shape), and ``notes`` what a user should know.
     ``online`` names what the model computes beside its matrices and no other container can say, such as rotations of
-    inputs: such a checkpoint is only copied.
+    inputs: such a checkpoint is only copied. ``takes`` says whether the config calls a linear layer of a name
+    quantized, where it speaks of every one.
     ``metadata`` are keys of the shards' metadata that speak of this container, and stay behind when it is left.
     """
 
@@ -78,6 +79,7 @@ class Contents:
     metadata: frozenset[str] = frozenset()
     side_files: frozenset[str] = field(default_factory=frozenset)
     online: tuple[str, ...] = ()
+    takes: Callable[[str], bool] | None = None
 
     @property
     def consumed(self) -> frozenset[str]:

@@ -20,18 +20,23 @@ from numpy.typing import NDArray
 from narrowcast.containers.contents import Contents, Stored
 from narrowcast.containers.detect import detect, open_source
 from narrowcast.containers.spelling import Place, Spelling
+from narrowcast.errors import CheckpointError
 from narrowcast.jobs.stream import CHUNK_BYTES
 from narrowcast.kernels import Rows, choose
 from narrowcast.kernels.reference.dequantize import narrow
 from narrowcast.model.modules import Module, modules, stack_orientation
-from narrowcast.model.roles import quantization_config
+from narrowcast.model.roles import Role, quantization_config
 from narrowcast.numbers.formats import FP32, Format
 from narrowcast.store.checkpoint import Checkpoint
+from narrowcast.store.folder import some
 from narrowcast.store.safetensors import Entry
 from narrowcast.tensors.packing import unpack
 from narrowcast.tensors.scaling import element_divisor, spread
 from narrowcast.tensors.schemes import Scheme
 from narrowcast.tensors.storage import stored_scheme
+
+# Roles of layers that every engine builds as linears.
+_SURE = frozenset({Role.ATTENTION, Role.MLP, Role.EXPERT, Role.SHARED_EXPERT})
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,25 @@ def open_coded(checkpoint: Checkpoint) -> Opened:
     config = checkpoint.config or {}
     contents = detect(open_source(checkpoint, quantization_config(config)))
     entries = _entries(checkpoint, contents, config)
-    return Opened(checkpoint, contents, entries, modules(entries, config))
+    opened = Opened(checkpoint, contents, entries, modules(entries, config))
+    _refuse_plain(opened)
+    return opened
+
+
+def _refuse_plain(opened: Opened) -> None:
+    """Refuse attention and MLP layers that are plain floats where the config says that they are quantized: an engine
+    would look for their scales. Of other layers, whether an engine builds them as linears is not known here."""
+    takes = opened.contents.takes
+    if takes is None:
+        return
+    plain = [m for m in opened.modules if isinstance(opened.entries[m.tensor], Entry) and m.experts is None]
+    sure = [m.name for m in plain if m.role in _SURE and m.linear and m.known]
+    wrong = [name for name in sure if takes(name)]
+    if wrong:
+        raise CheckpointError(
+            f"{len(wrong)} layers are plain floats, and the config says that they are quantized",
+            where=opened.checkpoint.root, got=some(wrong, 3), wanted="codes and scales, or their names under ignore",
+        )  # fmt: skip
 
 
 def as_it_is(opened: Opened) -> Opened:

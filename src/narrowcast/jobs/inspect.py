@@ -20,6 +20,7 @@ from typing import Any
 
 from narrowcast.containers.contents import Contents, Stored
 from narrowcast.containers.detect import detect, open_source
+from narrowcast.containers.gguf import NAME as GGUF
 from narrowcast.errors import NarrowcastError
 from narrowcast.jobs.opening import open_model
 from narrowcast.model.roles import (
@@ -28,9 +29,8 @@ from narrowcast.model.roles import (
     find_place,
     quantization_config,
     stem,
-    text_config,
 )
-from narrowcast.store.checkpoint import Checkpoint
+from narrowcast.store.checkpoint import Checkpoint, text_config
 from narrowcast.store.folder import CONFIG, survey
 from narrowcast.store.safetensors import Entry, Reader
 
@@ -157,8 +157,9 @@ def inspect(model: str | Path) -> Inspection:
         )
         dtypes: dict[str, tuple[int, int]] = {}
         for entry in found.entries.values():
-            tensors, size = dtypes.get(entry.dtype.name, (0, 0))
-            dtypes[entry.dtype.name] = tensors + 1, size + entry.nbytes
+            kind, nbytes = method.blocks.get(entry.name, (entry.dtype.name, entry.nbytes))
+            tensors, size = dtypes.get(kind, (0, 0))
+            dtypes[kind] = tensors + 1, size + nbytes
         return Inspection(
             model=str(model),
             config=found.config,
@@ -233,7 +234,8 @@ def _held(path: str, found: list[Entry], config: Mapping[str, Any], method: _Met
         parameters = 0  # a scale without codes of its own, such as that of a KV cache
     role = str(classify(main.name, main.shape, config))
     names = tuple(entry.name for entry in found)
-    return Held(path, role, scheme, main.shape, parameters, sum(e.nbytes for e in found), names)
+    size = sum(method.blocks.get(entry.name, ("", entry.nbytes))[1] for entry in found)
+    return Held(path, role, scheme, main.shape, parameters, size, names)
 
 
 class _Method:
@@ -242,12 +244,18 @@ class _Method:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
         self.name = str(config.get("quant_method") or config.get("quant_algo") or "") if config else ""
+        # Tensors of an open GGUF file that are shown decoded: type and bytes in the file.
+        self.blocks: dict[str, tuple[str, int]] = config.get("blocks", {}) if self.name == GGUF else {}
 
     def scheme(self, path: str, main: Entry, pieces: Iterable[Entry]) -> str:
         """How a module is stored, in a few words: a dtype, or a method and its pieces."""
         described = sorted(e.name[len(path) :].lstrip("._") for e in pieces if _DESCRIBES.search(e.name))
         if not described:
-            return main.dtype.format or main.dtype.name.lower()
+            return (
+                self.blocks[main.name][0]
+                if main.name in self.blocks
+                else main.dtype.format or main.dtype.name.lower()
+            )
         spelled = f"{main.dtype.name} with {', '.join(described)}"
         return f"{self.name}: {spelled}" if self.name else spelled
 
@@ -278,7 +286,8 @@ def _oddities(
         *contents.notes,
         *(f"beside its matrices the model computes {what}" for what in contents.online),
     ]
-    if method.name and not contradiction and not contents.matrices and not contents.cache_scales:
+    held = (contradiction, contents.matrices, contents.cache_scales, method.blocks)
+    if method.name and not any(held) and method.name != GGUF:
         found.append(f"the config says {method.name}, and nothing is quantized")
     uncounted = [held.name for held in modules if held.parameters is None]
     if uncounted:

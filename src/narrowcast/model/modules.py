@@ -24,7 +24,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from narrowcast.model.roles import Kind, Role, find_function, find_place, stem, text_config
+from narrowcast.model.roles import Kind, Role, find_function, find_place, stem
+from narrowcast.store.checkpoint import text_config
 
 Orientation = Literal["out_in", "in_out"]
 Order = Literal["halves", "interleaved"]
@@ -94,7 +95,9 @@ LAYOUTS: dict[str, Layout] = {
     ),
 }
 # OpenAI's own gpt-oss files, whatever the config calls the model.
-_OPENAI = Layout("out_in", "interleaved", "openai/gpt-oss torch/model.py: einsum beck,bk->bec, x_glu [..., ::2]")
+_OPENAI = Layout(
+    "out_in", "interleaved", "openai/gpt-oss torch/model.py: einsum beck,bk->bec, x_glu [..., ::2]"
+)
 _QWEN3_VL = {
     False: Layout("in_out", "halves", "transformers 4 and the released Qwen3-VL-MoE files: x @ gate_up[e]"),
     True: Layout("out_in", "halves", "transformers 5 saves Qwen3-VL-MoE for torch's linear"),

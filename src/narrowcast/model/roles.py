@@ -26,6 +26,8 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Literal
 
+from narrowcast.store.checkpoint import text_config
+
 
 class Role(StrEnum):
     """What a tensor is for. A role compares equal to its name, so sets of plain strings work."""
@@ -257,15 +259,6 @@ def find_place(name: str, config: Mapping[str, Any]) -> Row | None:
     if layer and isinstance(hidden, int) and text.get("num_nextn_predict_layers") and int(layer[1]) >= hidden:
         return PLACES[0]
     return _first(_NUMBER.sub("0", name), True)
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that describes the text model: the nested one where there is one."""
-    for key in ("text_config", "llm_config", "language_config", "thinker_config"):
-        inner = config.get(key)
-        if isinstance(inner, Mapping):
-            return text_config(inner)
-    return config
 
 
 def quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:

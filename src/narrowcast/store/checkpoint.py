@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -179,6 +179,15 @@ class Checkpoint:
         """Give the pages touched through ``array`` back to the system, in all shards."""
         for reader in self._readers.values():
             reader.release()
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the text model: the nested one where there is one."""
+    for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            return text_config(inner)
+    return config
 
 
 def _read_config(root: Path) -> tuple[bytes, dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 from narrowcast.containers.caches import cache_scales
 from narrowcast.containers.compressed_tensors.groups import Groups
 from narrowcast.containers.contents import CacheScale, Source, contradiction
-from narrowcast.model.roles import text_config
+from narrowcast.store.checkpoint import text_config
 from narrowcast.store.folder import some
 
 _ZERO = re.compile(r"\.([qkv]_zero_point|[qkv]_proj\.output_zero_point)$")

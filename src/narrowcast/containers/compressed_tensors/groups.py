@@ -17,10 +17,7 @@ from typing import Any
 
 from narrowcast.containers.compressed_tensors.config import arguments
 from narrowcast.containers.contents import Source, contradiction
-from narrowcast.model.modules import is_token_embedding, modules
-from narrowcast.model.roles import Role
 from narrowcast.numbers.formats import FP32, formats
-from narrowcast.store.folder import some
 from narrowcast.tensors.presets import presets
 from narrowcast.tensors.storage import stored_scheme
 
@@ -36,7 +33,7 @@ _FUSED = {
     "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj", "w1": "w13", "w3": "w13",
 }  # fmt: skip
-_KNOWN = frozenset({Role.ATTENTION, Role.MLP, Role.EXPERT, Role.SHARED_EXPERT})
+_EMBEDDINGS = ("embed_tokens", "word_embeddings", "wte")
 _LAYERS = re.compile(r"(?:^|\.)layers\.\d+\..*$")
 
 
@@ -94,31 +91,11 @@ class Groups:
                     wanted=f"no quantized layer that {entry!r} names",
                 )  # fmt: skip
 
-    def refuse_plain(self, source: Source, quantized: Iterable[str]) -> None:
-        """Refuse attention and MLP layers that a group takes, that nothing ignores, and that are plain floats."""
-        names = set(quantized)
-        plain = {
-            name: entry
-            for name, entry in source.entries.items()
-            if name.removesuffix(".weight") not in names and entry.dtype.name in ("BF16", "F16", "F32")
-        }
-        wrong = []
-        for module in modules(plain, source.checkpoint.config or {}):
-            if (
-                module.role not in _KNOWN
-                or not (module.linear and module.known)
-                or module.experts is not None
-            ):
-                continue
-            group = self.taking(module.name)
-            ignored = any(_by_name(e, module.name) or _by_fused_name(e, module.name) for e in self.ignore)
-            if group is not None and group.weights is not None and not ignored:
-                wrong.append(module.name)
-        if wrong:
-            raise contradiction(
-                f"{len(wrong)} layers are plain floats, and the config says that they are quantized", source,
-                got=some(wrong, 3), wanted="codes and scales, or their names under ignore",
-            )  # fmt: skip
+    def takes(self, module: str) -> bool:
+        """Whether the config calls a linear layer of this name quantized."""
+        group = self.taking(module)
+        ignored = any(by(entry, module) for by in (_by_name, _by_fused_name) for entry in self.ignore)
+        return group is not None and group.weights is not None and not ignored
 
 
 def _by_name(target: str, module: str) -> bool:
@@ -140,7 +117,7 @@ def _by_fused_name(target: str, module: str) -> bool:
 
 
 def _by_class(target: str, module: str) -> bool:
-    if is_token_embedding(f"{module}.weight"):
+    if module.rsplit(".", 1)[-1] in _EMBEDDINGS:
         return target == "Embedding"
     return target in ("Linear", "LinearBase")
 

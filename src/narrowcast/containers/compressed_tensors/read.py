@@ -27,8 +27,8 @@ from narrowcast.containers.compressed_tensors.transforms import transforms
 from narrowcast.containers.contents import Contents, Source, Stored, contradiction, gather
 from narrowcast.containers.spelling import Array
 from narrowcast.errors import CheckpointError
-from narrowcast.model.roles import text_config
 from narrowcast.numbers.formats import E2M1, E2M3, E4M3FN, E8M0, FP32, Format, formats
+from narrowcast.store.checkpoint import text_config
 from narrowcast.store.dtypes import DTYPES
 from narrowcast.store.safetensors import Entry
 from narrowcast.tensors.presets import LinearScheme
@@ -62,7 +62,6 @@ def read(source: Source) -> Contents:
             taken += trivial
     names = [stored.module for stored in matrices]
     groups.refuse_ignored(source, names)
-    groups.refuse_plain(source, names)
     online, fused = transforms(source)
     cache = cache_of(source, groups)
     notes = list(cache.notes)
@@ -73,7 +72,14 @@ def read(source: Source) -> Contents:
     if source.config.get("moe_sparsity_config"):
         notes.append("moe_sparsity_config stays behind in a conversion")
     return Contents(
-        NAME, tuple(matrices), cache.scales, cache.scheme, (*taken, *cache.taken), tuple(notes), online=online
+        NAME,
+        tuple(matrices),
+        cache.scales,
+        cache.scheme,
+        (*taken, *cache.taken),
+        tuple(notes),
+        online=online,
+        takes=groups.takes,
     )
 
 
