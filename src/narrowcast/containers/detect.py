@@ -41,9 +41,7 @@ def open_source(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Source:
 
 def detect(source: Source) -> Contents:
     """What the checkpoint holds; CheckpointError for what cannot be one thing."""
-    claiming = [
-        row for name in containers if (row := containers[name]).name != "plain" and row.claims(source)
-    ]
+    claiming = [row for name in _candidates(source) if (row := containers[name]).claims(source)]
     root = source.checkpoint.root
     if len(claiming) > 1:
         raise CheckpointError(
@@ -58,6 +56,16 @@ def detect(source: Source) -> Contents:
     contents = (claiming[0] if claiming else containers["plain"]).read(source)
     _refuse_unclaimed(source, contents)
     return contents
+
+
+def _candidates(source: Source) -> list[str]:
+    """The containers that may claim a checkpoint. A config that names one alone is enough to load no other; without
+    any config, only gpt-oss's tensors speak for themselves."""
+    method = str(source.config.get("quant_method") or "")
+    named = [name for name in containers if name == method.replace("_", "-")]
+    if source.beside or (source.config and not named):
+        return [name for name in containers if name != "plain"]
+    return named or ["mxfp4"]
 
 
 def _refuse_unclaimed(source: Source, contents: Contents) -> None:
