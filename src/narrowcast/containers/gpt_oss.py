@@ -57,11 +57,16 @@ def spell(suffixes: tuple[str, str] = _SUFFIXES) -> Spelling:
 
 
 def spelling(linear: LinearScheme, source: Format) -> Spelling:
-    """MXFP4 weights; UsageError for anything else."""
+    """MXFP4 weights under wide inputs; UsageError for anything else."""
     if not same_storage(linear.weight, MXFP4):
         raise UsageError(
             f"{NAME} has no spelling for {linear.weight.name}", wanted="mxfp4 weights",
             remedy="choose the preset mxfp4a16, or another container",
+        )  # fmt: skip
+    if linear.input is not None:
+        raise UsageError(
+            f"{NAME} leaves inputs to the engine, and cannot say that they are {linear.input.name}", wanted="mxfp4a16",
+            remedy="--preset mxfp4a16, which changes no code and no scale",
         )  # fmt: skip
     return spell()
 
