@@ -2,7 +2,8 @@
 
     python engine_configs.py < [{"config": block, "kept": [names], "quantized": [names]}, ...]
 
-One line of JSON for each: the class that took it, and for each name whether it is left alone. Needs no GPU.
+One line of JSON for each: the class that took it, for each name whether it is left alone, and for Quark whether vLLM
+has a scheme for it. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -37,11 +38,24 @@ def left_alone(config: Any, name: str) -> bool:
     return bool(should_ignore_layer(name, ignore=config.quant_config["exclude"], fused_mapping={}))
 
 
+def has_scheme(config: Any, name: str) -> bool:
+    """Whether Quark's config leads to one of vLLM's schemes."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    try:
+        return config.get_scheme_cls(LinearBase, name) is not None
+    except (NotImplementedError, ValueError):
+        return False
+
+
 def main() -> None:
     for case in json.load(sys.stdin):
         config = parsed(case["config"])
         alone = {name: left_alone(config, name) for name in case["kept"] + case["quantized"]}
-        print(json.dumps({"class": type(config).__name__, "alone": alone}), flush=True)
+        answer = {"class": type(config).__name__, "alone": alone}
+        if hasattr(config, "get_scheme_cls"):
+            answer["runs"] = {name: has_scheme(config, name) for name in case["quantized"]}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
