@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from demo.source import smollm2_gguf
 
+import toys
 from narrowcast.cli import main
+from narrowcast.store.gguf import GGUFFile
 
 Capture = pytest.CaptureFixture[str]
 
@@ -52,6 +54,25 @@ def test_there_and_back_on_the_command_line(model: Path, tmp_path: Path, capsys:
 def test_refusals(words: list[str], problem: str, tmp_path: Path, capsys: Capture) -> None:
     assert main(["convert", str(tmp_path), str(tmp_path / "out"), *words]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_inspect_shows_types_and_bytes_of_the_file(capsys: Capture) -> None:
+    assert main(["inspect", str(smollm2_gguf()), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["dtypes"]["Q4_1"]["tensors"] == 210
+    with GGUFFile(smollm2_gguf()) as file:
+        assert said["bytes"] == sum(tensor.nbytes for tensor in file.tensors.values())
+    assert not said["oddities"]
+
+
+def test_a_config_that_says_gguf_is_believed_of_gguf_files_only(tmp_path: Path, capsys: Capture) -> None:
+    model = toys.llama(tmp_path / "m", layers=1)
+    config = json.loads((model / "config.json").read_text())
+    claim = {"quant_method": "gguf", "types": 1, "blocks": 2}
+    (model / "config.json").write_text(json.dumps(config | {"quantization_config": claim}))
+    assert main(["inspect", str(model)]) in (0, 3)
+    assert main(["convert", str(model), str(tmp_path / "out"), "--to", "plain"]) == 3
+    assert "the quantization method is not known" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_bad_input(tmp_path: Path, capsys: Capture) -> None:

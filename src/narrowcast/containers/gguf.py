@@ -18,6 +18,7 @@ from narrowcast.containers.contents import Contents, Source, Stored
 from narrowcast.containers.gguf_blocks import BLOCKS, BlockType
 from narrowcast.containers.spelling import Spelling, code_part, scale_part, value_part
 from narrowcast.store.dtypes import DTYPES
+from narrowcast.store.gguf import is_gguf
 from narrowcast.tensors.packing import BYTES, packing
 from narrowcast.tensors.presets import LinearScheme
 
@@ -40,8 +41,8 @@ SPELLINGS = {name: spell(row) for name, row in BLOCKS.items()}
 
 
 def claims(source: Source) -> bool:
-    """Whether the checkpoint is an open GGUF file."""
-    return source.config.get("quant_method") == NAME
+    """Whether the checkpoint is an open GGUF file, whose config no config.json can say."""
+    return source.config.get("quant_method") == NAME and is_gguf(source.checkpoint.root)
 
 
 def read(source: Source) -> Contents:

@@ -32,6 +32,7 @@ from narrowcast.model.roles import (
 )
 from narrowcast.store.checkpoint import Checkpoint, text_config
 from narrowcast.store.folder import CONFIG, survey
+from narrowcast.store.gguf import is_gguf
 from narrowcast.store.safetensors import Entry, Reader
 
 # Tensors that describe codes and are none: scales, zero points, permutations, stored shapes.
@@ -145,7 +146,7 @@ def inspect(model: str | Path) -> Inspection:
         contents, contradiction = _contents(found, config)
         matrices = {stored.module: stored for stored in contents.matrices}
         owner = {name: module for module, stored in matrices.items() for name in stored.tensors}
-        method = _Method(quantization_config(config))
+        method = _Method(quantization_config(config), is_gguf(found.root))
         grouped: dict[str, list[Entry]] = {}
         for name, entry in found.entries.items():
             grouped.setdefault(owner.get(name) or _module(name), []).append(entry)
@@ -239,23 +240,21 @@ def _held(path: str, found: list[Entry], config: Mapping[str, Any], method: _Met
 
 
 class _Method:
-    """A quantization_config, and what it says of a module that no container has read."""
+    """A quantization_config (that of an open GGUF file says more), and what it says of a module that no container has
+    read."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], gguf: bool = False) -> None:
         self.config = config
         self.name = str(config.get("quant_method") or config.get("quant_algo") or "") if config else ""
         # Tensors of an open GGUF file that are shown decoded: type and bytes in the file.
-        self.blocks: dict[str, tuple[str, int]] = config.get("blocks", {}) if self.name == GGUF else {}
+        self.blocks: dict[str, tuple[str, int]] = config["blocks"] if gguf else {}
 
     def scheme(self, path: str, main: Entry, pieces: Iterable[Entry]) -> str:
         """How a module is stored, in a few words: a dtype, or a method and its pieces."""
         described = sorted(e.name[len(path) :].lstrip("._") for e in pieces if _DESCRIBES.search(e.name))
         if not described:
-            return (
-                self.blocks[main.name][0]
-                if main.name in self.blocks
-                else main.dtype.format or main.dtype.name.lower()
-            )
+            plain = main.dtype.format or main.dtype.name.lower()
+            return self.blocks.get(main.name, (plain, 0))[0]
         spelled = f"{main.dtype.name} with {', '.join(described)}"
         return f"{self.name}: {spelled}" if self.name else spelled
 
@@ -286,8 +285,8 @@ def _oddities(
         *contents.notes,
         *(f"beside its matrices the model computes {what}" for what in contents.online),
     ]
-    held = (contradiction, contents.matrices, contents.cache_scales, method.blocks)
-    if method.name and not any(held) and method.name != GGUF:
+    held = contradiction or contents.matrices or contents.cache_scales or contents.container == GGUF
+    if method.name and not held:
         found.append(f"the config says {method.name}, and nothing is quantized")
     uncounted = [held.name for held in modules if held.parameters is None]
     if uncounted:

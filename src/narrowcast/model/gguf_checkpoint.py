@@ -50,7 +50,8 @@ def open_gguf(path: str | os.PathLike[str]) -> Checkpoint:
     tied = (("lm_head.weight", "model.embed_tokens.weight"),) if config["tie_word_embeddings"] else ()
     return Checkpoint(
         root=where,
-        config=config | {"quantization_config": {"quant_method": NAME, "types": shown.types}},
+        config=config
+        | {"quantization_config": {"quant_method": NAME, "types": shown.types, "blocks": shown.blocks}},
         config_bytes=text,
         shards=(where,),
         entries=shown.entries,
@@ -88,7 +89,8 @@ class ShownTensors:
     def __init__(self, model: GGUFModel) -> None:
         self.model, self.path = model, model.file.path.absolute()
         self.entries: dict[str, Entry] = {}
-        self.types: dict[str, str] = {}
+        self.types: dict[str, str] = {}  # of matrices whose codes are shown, by module
+        self.blocks: dict[str, tuple[str, int]] = {}  # type and bytes in the file of those that are decoded
         decoded: set[str] = set()
         self._shown: dict[str, _Shown] = {}
         for name, move in model.moves.items():
@@ -98,6 +100,8 @@ class ShownTensors:
                 self.types[module] = kind.name
                 self._show_block(module, kind.name, shape)
             elif kind.dtype is None or move.shift:
+                if kind.dtype is None:
+                    self.blocks[name] = kind.name, prod(shape[:-1]) * kind.row_bytes(shape[-1])
                 self._show(name, "F32", shape, partial(model.values, name))
             else:
                 self._show(name, kind.dtype, shape, partial(model.rows, name))
