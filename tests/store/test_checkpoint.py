@@ -83,6 +83,12 @@ def test_a_single_file_directory(single) -> None:
         assert np.array_equal(checkpoint.array("model.norm.weight"), matrix(1))
 
 
+def test_one_file_is_read(single) -> None:
+    with Checkpoint.open(single / "model.safetensors") as checkpoint:
+        assert checkpoint.config is None
+        assert np.array_equal(checkpoint.array("model.norm.weight"), matrix(1))
+
+
 def test_shards_read_through_one_face(sharded) -> None:
     with Checkpoint.open(str(sharded)) as checkpoint:
         assert [shard.name for shard in checkpoint.shards] == list(SHARDS)

@@ -96,9 +96,8 @@ class Checkpoint:
         path = path.absolute()
         reader = Reader(path)
         metadata = {path.name: reader.metadata}
-        return cls(
-            path.parent, None, None, (path,), dict(reader.entries), None, metadata, (), (), (), {path: reader}
-        )
+        entries, readers = dict(reader.entries), {path: reader}
+        return cls(path.parent, None, None, (path,), entries, None, metadata, (), (), (), _readers=readers)
 
     @classmethod
     def _open_folder(cls, path: Path) -> Checkpoint:
