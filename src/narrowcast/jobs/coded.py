@@ -67,7 +67,7 @@ class Coded:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of fp32 values that are worked on at once."""
-        return 2 * CHUNK_BYTES
+        return 4 * CHUNK_BYTES  # what a chunk costs beside its elements is more than for plain floats
 
     def rows(self, source: Checkpoint, start: int, stop: int) -> Rows:
         """Rows start:stop as they are stored, ``start`` on a tile."""

@@ -23,7 +23,8 @@ from narrowcast.errors import UsageError
 from narrowcast.jobs.coded import Coded, Logical, Opened, open_coded
 from narrowcast.jobs.opening import open_model
 from narrowcast.jobs.plan import Plan, Unit
-from narrowcast.jobs.shards import backend_of, ranges, scan_units
+from narrowcast.jobs.scanning import ranges, scan_units
+from narrowcast.jobs.shards import backend_of
 from narrowcast.jobs.stream import Silent, Slice, Workers
 from narrowcast.kernels import Rows
 from narrowcast.numbers.codec import widen

@@ -25,7 +25,8 @@ from narrowcast.jobs.opening import open_model
 from narrowcast.jobs.parent import Loss, losses, rounded_again
 from narrowcast.jobs.plan import Plan, source_identity
 from narrowcast.jobs.planning import make_plan
-from narrowcast.jobs.shards import CheckFailed, Work, backend_of, scan_units
+from narrowcast.jobs.scanning import scan_units
+from narrowcast.jobs.shards import CheckFailed, Work, backend_of
 from narrowcast.jobs.stream import ProgressFactory, Silent, Workers
 from narrowcast.model.keeping import keep_patterns
 from narrowcast.model.patterns import Pattern

@@ -17,10 +17,12 @@ import numpy as np
 from narrowcast.containers.spelling import Array
 from narrowcast.errors import InputError, NonFiniteError, RangeError, StorageError
 from narrowcast.jobs.carrying import copied
+from narrowcast.jobs.coded import Coded
 from narrowcast.jobs.moving import Cast, Move, cast_rows, move_of
 from narrowcast.jobs.plan import CARD, RECORD, Copy, Plan, Shard, Unit
 from narrowcast.jobs.record import model_card, record
-from narrowcast.jobs.stream import Progress, ProgressFactory, Silent, Workers, chunks
+from narrowcast.jobs.scanning import ranges, scan_units
+from narrowcast.jobs.stream import Progress, ProgressFactory, Silent, Workers
 from narrowcast.kernels import Backend, Rows, Scan, choose
 from narrowcast.model.keeping import keep_flags
 from narrowcast.store.checkpoint import Checkpoint
@@ -110,6 +112,9 @@ class Work:
         if not members:
             return
         scans = scan_units(self.source, members, self.pool, self._backend(members[0]), Silent())
+        for member in members:
+            if isinstance(member.source, Coded) and (scans[member.module].nan or scans[member.module].inf):
+                raise self._nonfinite(member, self._backend(member))
         for group, unit in groups.items():
             amax = max(scans[member.module].amax for member in self.members[group])
             scale = outer_scale(np.full((1, 1), amax, np.float32), unit.how.scheme, unit.dtype)
@@ -149,7 +154,8 @@ class Work:
             return Rows(cast.view(np.uint8).reshape(j - i, -1), np.empty((0, 0)))
         stored = unit.source.read(self.source, unit.carrier, i, j)
         backend = self._backend(unit)
-        scan = backend.scan(stored, unit.dtype)
+        seen = isinstance(unit.source, Coded) and unit.group in self.outer  # its scan found all of it finite
+        scan = Scan(0.0) if seen else backend.scan(stored, unit.dtype)
         if scan.nan or scan.inf:
             raise self._nonfinite(unit, backend)
         return backend.quantize(stored, unit.dtype, unit.how.scheme, unit.how.packing, self._outer(unit))
@@ -333,15 +339,6 @@ def backend_of(unit: Unit) -> tuple[Backend, str]:
     return choice.backend, choice.reason
 
 
-def ranges(unit: Unit) -> list[tuple[int, int]]:
-    """Row ranges of a matrix that are worked on at once."""
-    n, k = unit.source.shape
-    across = (
-        8 if any(part.across for part in unit.how.parts) else 1
-    )  # pieces of columns would be too short else
-    return chunks(n, k * unit.carrier.itemsize, unit.row_multiple, across * unit.source.chunk_bytes)
-
-
 def _batches(units: Sequence[Unit]) -> Iterator[list[Unit]]:
     """Units in order, cut into batches of about BATCH_BYTES."""
     batch: list[Unit] = []
@@ -354,25 +351,6 @@ def _batches(units: Sequence[Unit]) -> Iterator[list[Unit]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def scan_units(
-    source: Checkpoint, units: Sequence[Unit], pool: Workers, backend: Backend, bar: Progress
-) -> dict[str, Scan]:
-    """amax and non-finite counts of whole units; the first index is flat over the unit's matrix."""
-    tasks = [(unit, i, j) for unit in units for i, j in ranges(unit)]
-
-    def work(task: tuple[Unit, int, int]) -> Scan:
-        unit, i, j = task
-        return backend.scan(unit.source.read(source, unit.carrier, i, j), unit.dtype)
-
-    found: dict[str, Scan] = {}
-    with pool.map(work, tasks) as results:
-        for (unit, i, _), scan in zip(tasks, results, strict=True):
-            old = found.get(unit.module, Scan(0.0))
-            first = old.first if old.first >= 0 or scan.first < 0 else scan.first + i * unit.source.shape[1]
-            found[unit.module] = Scan(max(old.amax, scan.amax), old.nan + scan.nan, old.inf + scan.inf, first)
-    return found
 
 
 def _finish(writer: Writer) -> None:
