@@ -21,7 +21,7 @@ from narrowcast._version import __version__
 
 if TYPE_CHECKING:
     from narrowcast import errors
-    from narrowcast.api import compare, convert, dequantize, error_report, quantize, quantize_tensor
+    from narrowcast.api import compare, convert, dequantize, error_report, quantize, quantize_tensor, recode
     from narrowcast.numbers.formats import formats
     from narrowcast.runtime.fakequant import fake_quantize
     from narrowcast.tensors.presets import presets
@@ -37,12 +37,13 @@ _HOMES = {
     "presets": "narrowcast.tensors.presets",
     "quantize": "narrowcast.api",
     "quantize_tensor": "narrowcast.api",
+    "recode": "narrowcast.api",
     "schemes": "narrowcast.tensors.schemes",
 }
 
 __all__ = [
     "__version__", "compare", "convert", "dequantize", "error_report", "errors", "fake_quantize", "formats",
-    "presets", "quantize", "quantize_tensor", "schemes",
+    "presets", "quantize", "quantize_tensor", "recode", "schemes",
 ]  # fmt: skip
 
 

@@ -96,6 +96,28 @@ def dequantize(q: QTensor, dtype: Any = "float32") -> Any:
     return values
 
 
+def recode(q: QTensor, scheme: str | Scheme, *, nearest: bool = False) -> QTensor:
+    """``q`` in another scheme with the same values, without rounding: MXFP4 as NVFP4, INT4 as INT8, E4M3FN as
+    E4M3FNUZ, a scale per tensor as one per channel.
+
+    Raises RangeError, with counts and the first place, for values that have no equal there; ``nearest`` takes the
+    nearest ones instead. Raises UsageError for a pair of schemes that can never be equal.
+    """
+    from narrowcast.errors import RangeError
+    from narrowcast.tensors.recode import recode as move
+
+    target = _scheme(scheme)
+    moved = move(q, target, nearest=nearest)
+    found = moved.nearest if nearest else moved.q
+    if found is None:
+        raise RangeError(
+            f"values of {q.scheme.name} have no equal in {target.name}",
+            got=moved.reason,
+            remedy="nearest=True rounds",
+        )
+    return found
+
+
 def error_report(x: Any, quantized: QTensor | str | Scheme) -> ErrorReport:
     """What ``x`` lost under a scheme, or in a QTensor made from it.
 

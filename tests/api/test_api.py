@@ -14,7 +14,7 @@ import torch
 
 import narrowcast
 import toys
-from narrowcast.errors import NonFiniteError, UsageError
+from narrowcast.errors import NonFiniteError, RangeError, UsageError
 from narrowcast.kernels.reference.quantize import quantize as reference
 from narrowcast.numbers.codec import to_bf16
 from narrowcast.tensors.schemes import schemes
@@ -25,7 +25,7 @@ X = np.random.default_rng(0).standard_normal((48, 128)).astype(np.float32)
 def test_all_is_what_is_meant_to_be_public() -> None:
     assert narrowcast.__all__ == [
         "__version__", "compare", "convert", "dequantize", "error_report", "errors", "fake_quantize", "formats",
-        "presets", "quantize", "quantize_tensor", "schemes",
+        "presets", "quantize", "quantize_tensor", "recode", "schemes",
     ]  # fmt: skip
     assert all(getattr(narrowcast, name) is not None for name in narrowcast.__all__)
     assert dir(narrowcast) == sorted(narrowcast.__all__)
@@ -148,3 +148,26 @@ def test_numpy_users_never_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_recode_moves_values_without_rounding() -> None:
+    """AMD's FNUZ has FN's bits at half the value: scales double, and minus zero, whose bits are NaN there, loses its sign."""
+    x = X.copy()
+    x[0, 0] = -1e-12  # becomes minus zero
+    fn = narrowcast.quantize_tensor(x, "fp8_channel")
+    fnuz = narrowcast.recode(fn, "fp8_channel_fnuz")
+    assert fn.codes[0, 0] == 0x80
+    assert fnuz.codes[0, 0] == 0
+    assert np.array_equal(np.delete(fn.codes, 0), np.delete(fnuz.codes, 0))
+    assert np.array_equal(fnuz.scales[0], 2 * fn.scales[0])
+    assert np.array_equal(narrowcast.dequantize(fn), narrowcast.dequantize(fnuz))
+
+
+def test_recode_refuses_what_has_no_equal_until_the_nearest_is_asked_for() -> None:
+    blocks = narrowcast.quantize_tensor(X, "fp8_block128")  # under fp32 scales that are no powers of two
+    with pytest.raises(RangeError, match="no equal in fp8_block128_ue8m0"):
+        narrowcast.recode(blocks, "fp8_block128_ue8m0")
+    nearest = narrowcast.recode(blocks, "fp8_block128_ue8m0", nearest=True)
+    assert narrowcast.error_report(X, nearest).sqnr > 25
+    with pytest.raises(UsageError):
+        narrowcast.recode(blocks, "nvfp4")
