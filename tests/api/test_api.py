@@ -151,7 +151,7 @@ def test_numpy_users_never_import_torch() -> None:
 
 
 def test_recode_moves_values_without_rounding() -> None:
-    """AMD's FNUZ has FN's bits at half the value: scales double, and minus zero, whose bits are NaN there, loses its sign."""
+    """FNUZ has FN's bits at half the value: scales double, and minus zero, whose bits are NaN there, loses its sign."""
     x = X.copy()
     x[0, 0] = -1e-12  # becomes minus zero
     fn = narrowcast.quantize_tensor(x, "fp8_channel")
