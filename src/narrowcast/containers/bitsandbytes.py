@@ -187,10 +187,11 @@ def _int8(source: Source, module: str, parts: Mapping[str, Entry]) -> Stored:
     if _bits(source.config) == 4:
         raise _otherwise(source, module, "SCB, which 8 bits have", "load_in_4bit")
     form = parts.get(".weight_format")
-    if form is not None and (order := int(source.checkpoint.array(form.name).reshape(-1)[0])) != 0:
+    if form is not None and (order := source.checkpoint.array(form.name).reshape(-1).tolist()) != [0]:
         raise contradiction(
-            f"{module} is stored in the column order of one kernel", source, got=f"weight_format {order}",
-            wanted="0, which is row by row", remedy="save the model again with bitsandbytes 0.45 or later",
+            f"{module} is stored in the column order of one kernel", source,
+            got=f"weight_format {', '.join(map(str, order))}", wanted="0, which is row by row",
+            remedy="save the model again with bitsandbytes 0.45 or later",
         )  # fmt: skip
     n, k = codes.shape
     how = spell_int8()

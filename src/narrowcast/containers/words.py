@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,7 +201,7 @@ def find_gptq(source: Source, module: str, parts: Mapping[str, Entry], told: Tol
         )
     k = parts[".qweight"].shape[0] * 32 // bits
     if ".g_idx" in parts and parts[".g_idx"].shape != (0,):
-        k = parts[".g_idx"].shape[0]
+        k = prod(parts[".g_idx"].shape)
     group = told.group if told.group > 0 else 0
     tiles = -(-k // group) if group else 1
     shapes = {
@@ -306,6 +307,12 @@ def _whole(source: Source, module: str, parts: Mapping[str, Entry]) -> None:
         raise contradiction(
             f"{module} is not complete", source, got=", ".join(sorted(parts)),
             wanted=f"{', '.join(missing)} as well", remedy="download or copy the checkpoint again",
+        )  # fmt: skip
+    flat = [suffix for suffix in (".qweight", ".qzeros", ".scales") if len(parts[suffix].shape) != 2]
+    if flat:
+        raise contradiction(
+            f"{module}: its tensors are no matrices", source,
+            got=", ".join(f"{suffix[1:]} {list(parts[suffix].shape)}" for suffix in flat), wanted="two axes",
         )  # fmt: skip
     dtypes = {suffix: parts[suffix].dtype.name for suffix in (".qweight", ".qzeros", ".scales")}
     if dtypes[".qweight"] != "I32" or dtypes[".qzeros"] != "I32" or dtypes[".scales"] not in SCALES.values():

@@ -175,7 +175,23 @@ def open_coded(checkpoint: Checkpoint) -> Opened:
     entries = _entries(checkpoint, contents, config)
     opened = Opened(checkpoint, contents, entries, modules(entries, config))
     _refuse_plain(opened)
+    _refuse_other_biases(opened)
     return opened
+
+
+def _refuse_other_biases(opened: Opened) -> None:
+    """A stack of biases is cut like its matrices, so it must have their size."""
+    for module in opened.modules:
+        entry = opened.entries.get(module.bias or "")
+        if entry is None or module.experts is None or module.problem is not None:
+            continue
+        wanted = (module.experts, module.out_in[0])
+        if entry.shape != wanted:
+            raise CheckpointError(
+                f"{entry.name} is no bias of {module.name}", where=opened.checkpoint.root, got=list(entry.shape),
+                wanted=f"{list(wanted)}, one for each output of each expert",
+                remedy="download or copy the checkpoint again",
+            )  # fmt: skip
 
 
 def _refuse_plain(opened: Opened) -> None:
@@ -215,10 +231,17 @@ def _entries(
         at[first.name] = Logical(name, shape, first.path, size, stored)
     found: dict[str, Entry | Logical] = {}
     for name, entry in checkpoint.entries.items():
-        if name in at:
-            found[at[name].name] = at[name]
-        elif name not in consumed:
-            found[name] = entry
+        if name not in at and name in consumed:
+            continue
+        logical = at.get(name)
+        shown = logical.name if logical is not None else name
+        if shown in found:
+            raise CheckpointError(
+                f"{shown} is stored quantized and plain", where=checkpoint.root, got=f"{name} beside {shown}"
+                if logical is not None else f"{shown} beside its codes", wanted="one of them",
+                remedy="remove the one that the model does not use",
+            )  # fmt: skip
+        found[shown] = logical or entry
     return found
 
 

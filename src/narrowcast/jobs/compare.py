@@ -342,7 +342,7 @@ def _chunk(x: Held, y: Held, start: int, stop: int) -> Tally:
             elements = (stop - start) * x.source.shape[1]
             return replace(tally, errors=Errors(elements), undecoded=((start, stop),))
     a, b = x.values(start, stop), y.values(start, stop)
-    height = max(BLOCK // a.shape[1], 1)
+    height = max(BLOCK // max(a.shape[1], 1), 1)
     for i in range(0, len(a), height):
         tally += differences(a[i : i + height], b[i : i + height], start + i)
     return tally

@@ -25,6 +25,7 @@ from narrowcast.errors import UsageError
 from narrowcast.jobs.building import SOURCES, Builder
 from narrowcast.jobs.coded import Logical, Opened, as_it_is, open_coded
 from narrowcast.jobs.opening import open_model
+from narrowcast.jobs.parent import check_parent
 from narrowcast.jobs.plan import Plan
 from narrowcast.jobs.planning import need_config, others, settle
 from narrowcast.jobs.quantize import Result, patterns, run
@@ -90,10 +91,12 @@ def plan(
                     builder.carry(assignment.module)
             _refuse_empty(builder, model)
             _cast_decoded(builder)
-        return settle(
+        settled = settle(
             builder, str(model), Path(out), recipe, title or f"{opened.contents.container} to {row.name}", resolved,
             workers=workers, saturate=saturate, dtype=TORCH[chosen] if chosen else None, parent=parent, verb="convert",
         )  # fmt: skip
+    check_parent(settled)
+    return settled
 
 
 def _target(to: str, preset: str | None, dtype: str | None) -> Container:

@@ -111,8 +111,9 @@ def _ulps(unit: Unit, source: Coded, checkpoint: Checkpoint) -> Iterator[float]:
         part, stored = source.how.as_stored(checkpoint, source.place, piece)
         back = part.encode(written.decode(written.encode(part.decode(stored, 0)), 0))
         before, after = widened(stored, part.dtype), widened(back, part.dtype)
-        off = np.abs(after.astype(np.float64) - before) / np.spacing(np.abs(before))
-        yield float(off.max())
+        if not np.array_equal(after, before, equal_nan=True):
+            off = np.abs(after.astype(np.float64) - before) / np.spacing(np.abs(before))
+            yield float(off.max())
 
 
 def _surveys(source: Coded, checkpoint: Checkpoint) -> Iterator[Survey]:

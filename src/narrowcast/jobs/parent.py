@@ -85,16 +85,7 @@ def losses(plan: Plan, parent: str | Path, out: Path) -> dict[str, Loss]:
         open_model(out) as result,
         Workers(plan.workers) as pool,
     ):
-        matrices = sources(open_coded(given))
-        for unit in units:
-            origin = matrices.get(unit.module)
-            if origin is None or origin[0].shape != unit.source.shape:
-                raise UsageError(
-                    f"the parent has no {unit.module} of this shape",
-                    where=parent,
-                    got=origin[0].shape if origin else "nothing of that name",
-                    wanted=unit.source.shape,
-                )
+        matrices = _originals(units, given, parent)
         outers = _outers(units, matrices, given, pool)
         for unit in units:
             matrix, fmt = matrices[unit.module]
@@ -103,6 +94,30 @@ def losses(plan: Plan, parent: str | Path, out: Path) -> dict[str, Loss]:
                 for part in parts:
                     found[unit.role] = found.get(unit.role, Loss()) + part
     return found
+
+
+def check_parent(plan: Plan) -> None:
+    """Refuse a parent that cannot be compared with before anything is written."""
+    units = rounded_again(plan)
+    if plan.parent is not None and units:
+        with open_model(plan.parent) as given:
+            _originals(units, given, plan.parent)
+
+
+def _originals(
+    units: list[Unit], given: Checkpoint, parent: str | Path
+) -> Mapping[str, tuple[Slice, Format]]:
+    """The parent's matrices by name; UsageError where one of ``units`` is missing or has another shape."""
+    matrices = sources(open_coded(given))
+    for unit in units:
+        origin = matrices.get(unit.module)
+        if origin is None or origin[0].shape != unit.source.shape:
+            raise UsageError(
+                f"the parent has no plain {unit.module} of this shape", where=parent,
+                got=origin[0].shape if origin else "no floats of that name", wanted=unit.source.shape,
+                remedy="--parent takes the model from before its quantization; leave it out to compare with nothing",
+            )  # fmt: skip
+    return matrices
 
 
 def _outers(

@@ -21,12 +21,13 @@ from narrowcast.errors import InputError, UsageError
 from narrowcast.jobs.building import Builder
 from narrowcast.jobs.coded import open_coded
 from narrowcast.jobs.plan import CARD, RECORD, Plan, Shard, source_identity
+from narrowcast.jobs.stream import Workers
 from narrowcast.model.modules import Module
 from narrowcast.model.recipe import Recipe
 from narrowcast.model.resolve import Resolved, resolve
 from narrowcast.model.roles import is_quantized_piece, quantization_config
 from narrowcast.store.checkpoint import Checkpoint
-from narrowcast.store.config_text import REMOVE, edit_config
+from narrowcast.store.config_text import REMOVE, cut_within, edit_config
 from narrowcast.store.folder import some
 from narrowcast.store.output import needs_index
 from narrowcast.store.places import place
@@ -68,6 +69,7 @@ def settle(
     parent: str | Path | None = None, verb: str = "quantize",
 ) -> Plan:  # fmt: skip
     """The plan of everything that was added to a builder. ``dtype`` is what the model's config calls its dtype."""
+    Workers.count_of(workers)
     builder.refuse_indivisible()
     builder.cache_scales()
     shards = builder.shards()
@@ -108,9 +110,9 @@ def config_text(checkpoint: Checkpoint, document: Document, dtype: str | None) -
     assert checkpoint.config_bytes is not None
     text, config = checkpoint.config_bytes, checkpoint.config or {}
     for key, value in config.items():
-        if isinstance(value, dict) and (quantization_config(value) and "quantization_config" in value):
-            inner = {name: part for name, part in value.items() if name != "quantization_config"}
-            text = edit_config(text, key, inner)
+        for block in ("quantization_config", "compression_config"):
+            if isinstance(value, dict) and isinstance(value.get(block), dict):
+                text = cut_within(text, key, block)
     if "compression_config" in config:
         text = edit_config(text, "compression_config", REMOVE)
     if dtype is not None:

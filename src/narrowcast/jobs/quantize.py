@@ -129,8 +129,7 @@ def patterns(given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_options(name: str, nonfinite: str, workers: int | None) -> Container:
-    if workers is not None and workers < 1:
-        raise UsageError("the number of workers is not positive", got=workers, wanted="1 or more")
+    Workers.count_of(workers)
     if nonfinite not in ("refuse", "copy"):
         raise UsageError("unknown way with non-finite values", got=nonfinite, wanted="refuse or copy")
     row = containers[name]

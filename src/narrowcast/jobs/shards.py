@@ -275,7 +275,8 @@ class Work:
             f"{unit.module} has {scan.nan} NaN and {scan.inf} infinite values",
             where=f"{unit.source.tensor}, first at row {row}, column {column}",
             wanted="finite weights",
-            remedy=f"repair the source, keep the layer with {self._keep(unit)}, or --nonfinite copy",
+            remedy=f"repair the source, or keep the layer with {self._keep(unit)}"
+            + (", or --nonfinite copy" if self.plan.verb == "quantize" else ""),
         )
 
     def _compare(self, reader: Reader, unit: Unit, i: int, j: int, bar: Progress) -> Errors:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.errors import UsageError
 from narrowcast.model.modules import Orientation, Part
 from narrowcast.store.checkpoint import Checkpoint
 
@@ -67,6 +68,8 @@ class Workers:
     @staticmethod
     def count_of(asked: int | None) -> int:
         """How many threads that is: one for each core that this process may use, when nothing is asked."""
+        if asked is not None and asked < 1:
+            raise UsageError("the number of workers is not positive", got=asked, wanted="1 or more")
         return len(os.sched_getaffinity(0)) if asked is None else asked
 
     def __enter__(self) -> Self:

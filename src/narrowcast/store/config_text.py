@@ -56,6 +56,25 @@ def edit_config(config: bytes, key: str, value: object = REMOVE) -> bytes:
     return (text[:last] + addition + text[last:]).encode()
 
 
+def cut_within(config: bytes, outer: str, key: str) -> bytes:
+    """The same JSON text without ``key`` in the object that top-level ``outer`` holds.
+
+    Raises CheckpointError when the text is not one JSON object, or has one of the two twice.
+    """
+    try:
+        text = config.decode("utf-8")
+        members, _ = _members(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError("the config is not a JSON object", got=str(error), wanted="{...}") from None
+    at = [member for member in members if member.key == outer]
+    if len(at) != 1:
+        raise CheckpointError(
+            f"the config has {outer!r} {len(at)} times", wanted="one", remedy="remove all but one"
+        )
+    inner = edit_config(text[at[0].value : at[0].end].encode(), key).decode()
+    return (text[: at[0].value] + inner + text[at[0].end :]).encode()
+
+
 def _members(text: str) -> tuple[list[_Member], int]:
     """The top-level members in order, and the position behind the opening brace."""
     decode = json.JSONDecoder().raw_decode

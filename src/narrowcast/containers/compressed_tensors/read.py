@@ -182,6 +182,11 @@ def _scheme(
             wanted="codes and weight_scale", remedy="download or copy the checkpoint again",
         )  # fmt: skip
     n, k = main.shape
+    if 0 in (n, *scale.shape) or (packed is not None and not scale.shape):
+        raise contradiction(
+            f"{module} has scales that belong to no codes", source, got=f"weight_scale {list(scale.shape)}",
+            wanted=f"scales of a matrix of {n} rows",
+        )  # fmt: skip
     if packed is not None and packed.dtype.name == "I32":
         return _packed_integers(source, module, parts, weights)
     if packed is not None:
@@ -227,7 +232,12 @@ def _packed_integers(
             f"{module} has packed codes without their shape", source, got="weight_packed",
             wanted="weight_shape beside it",
         )  # fmt: skip
-    n, k = (int(size) for size in source.checkpoint.array(f"{module}.weight_shape").reshape(-1))
+    told = [int(size) for size in source.checkpoint.array(f"{module}.weight_shape").reshape(-1)]
+    if len(told) != 2 or min(told) < 0 or len(packed.shape) != 2:
+        raise contradiction(
+            f"{module} has a weight_shape that is none", source, got=told, wanted="[rows, columns] of its matrix",
+        )  # fmt: skip
+    n, k = told
     if packed.shape != (n, -(-k * bits // 32)):
         raise contradiction(
             f"{module}: its codes do not have the width that the config says", source, got=list(packed.shape),

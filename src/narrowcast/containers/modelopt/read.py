@@ -143,13 +143,17 @@ def _spelled(
     columns, trivial = parts.get(".pre_quant_scale"), []
     if columns is not None:
         values = widened(source.checkpoint.array(columns.name).reshape(-1), columns.dtype.name)
-        if bool((values == 1).all()):
+        if values.size and bool((values == 1).all()):
             trivial, columns = [columns.name], None
-        elif not row.name.endswith("_AWQ") or not bool(((values > 0) & np.isfinite(values)).all()):
+        elif (
+            not row.name.endswith("_AWQ")
+            or not bool(((values > 0) & np.isfinite(values)).all())
+            or columns.dtype.name not in _FLOATS
+        ):
             raise contradiction(
                 f"{module} has a pre_quant_scale that its label does not go with", source,
-                got=f"{values.size} values from {values.min():.4g} to {values.max():.4g}",
-                wanted=f"positive ones under an AWQ algorithm, not {row.name}",
+                got=f"{values.size} values of {columns.dtype.name} from {values.min():.4g} to {values.max():.4g}",
+                wanted=f"positive floats under an AWQ algorithm, not {row.name}",
             )  # fmt: skip
     if ".input_scale" in parts and row.input is None:
         trivial.append(f"{module}.input_scale")  # older exports of weight-only layers have one
