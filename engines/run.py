@@ -211,6 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if verdict["loads"]:
             verdict["same"] = agreement(verdict, parent)
         found[f"{container}/{preset}"] = verdict
+        if options.accept or not changes(known, found):
+            record(results, parent, found)  # after each, so that a run of an hour that is stopped was not for nothing
     changed = changes(known, found)
     if (changed and not options.accept) or failures:
         print(
