@@ -43,6 +43,7 @@ NARROWCAST = ROOT / ".venv" / "bin" / "narrowcast"
 PROMPT = "The capital of France is"
 TOKENS = 8
 LIMIT = 900  # seconds for one file
+USAGE = 2  # narrowcast's exit code for what cannot be asked
 ANOTHER_MODEL = 1.0  # nats between the log-probabilities of the same token
 
 Verdict = dict[str, Any]
@@ -50,6 +51,10 @@ Verdict = dict[str, Any]
 
 class NotWritten(Exception):
     """narrowcast itself failed, so the engine has nothing to judge."""
+
+
+class NotForThisModel(Exception):
+    """The container cannot hold this model, and narrowcast says why."""
 
 
 def load(model: Path) -> Verdict:
@@ -74,6 +79,8 @@ def narrowcast(out: Path, *words: str | Path) -> Path:
     for path in (out, out.with_name(f"{out.name}.partial")):
         shutil.rmtree(path, ignore_errors=True)
     done = subprocess.run([NARROWCAST, *words], capture_output=True, text=True, check=False)
+    if done.returncode == USAGE:
+        raise NotForThisModel(done.stderr.strip().splitlines()[0].removeprefix("narrowcast: error: "))
     if done.returncode:
         raise NotWritten(f"narrowcast {' '.join(map(str, words))} failed:\n{done.stderr.strip()}")
     return out
@@ -205,6 +212,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for container, preset in [(c, p) for c in options.containers for p in options.presets if spelled(c, p)]:
         try:
             verdict = trial(options.model, container, preset)
+        except NotForThisModel as refusal:
+            print(f"{container}-{preset}: not written, {refusal}", flush=True)
+            continue
         except NotWritten as failure:
             failures.append(str(failure))
             continue
@@ -212,7 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             verdict["same"] = agreement(verdict, parent)
         found[f"{container}/{preset}"] = verdict
         if options.accept or not changes(known, found):
-            record(results, parent, found)  # after each, so that a run of an hour that is stopped was not for nothing
+            record(
+                results, parent, found
+            )  # after each, so that a run of an hour that is stopped was not for nothing
     changed = changes(known, found)
     if (changed and not options.accept) or failures:
         print(
