@@ -21,7 +21,10 @@ WIDTH = 80
 
 DESCRIPTION = """\
 Low-precision LLM checkpoints, exact to the bit: what formats do to numbers,
-what schemes cost, what a checkpoint holds, and quantizing it."""
+what schemes cost, what a checkpoint holds; to quantize one, to convert it into
+another container, and to compare it with another."""
+
+MODEL = "a directory, a .safetensors or .gguf file, or a hub id"
 
 EXAMPLES = {
     "narrowcast": """\
@@ -30,6 +33,8 @@ examples:
   narrowcast presets
   narrowcast inspect SmolLM2-135M
   narrowcast quantize SmolLM2-135M out --preset fp8_dynamic
+  narrowcast convert DeepSeek-FP8 out --to plain
+  narrowcast compare DeepSeek-FP8 out
 
 exit codes: 0 fine, 1 findings, 2 usage, 3 bad input, 4 undecided""",
     "formats": """\
@@ -52,9 +57,6 @@ examples:
   narrowcast presets
   narrowcast presets w4a16 --shape 4096x14336""",
     "roundtrip": """\
-SOURCE is randn:N, laplace:N or student5:N (N may be RxC), FILE.npy, or
-CHECKPOINT:TENSOR.
-
 examples:
   narrowcast roundtrip randn:512x4096
   narrowcast roundtrip laplace:512x4096 --schemes mxfp4 --rule floor,rceil,even
@@ -62,24 +64,29 @@ examples:
   narrowcast roundtrip weights.npy --formats e4m3fn,e5m2 --schemes fp8_channel
   narrowcast roundtrip SmolLM2-135M:model.layers.0.mlp.up_proj.weight""",
     "inspect": """\
-MODEL is a directory, a .safetensors file, or a hub id.
-
 examples:
   narrowcast inspect SmolLM2-135M
   narrowcast inspect model-00001-of-00002.safetensors
-  narrowcast inspect out --json""",
+  narrowcast inspect model.gguf --json""",
     "quantize": """\
 Patterns are exact module names, re: with a regular expression, or Linear.
+Containers are compressed-tensors, modelopt, quark, gptq, awq, auto-round, fp8
+and mxfp4; `narrowcast convert` also writes GGUF and ONNX files.
 
 examples:
   narrowcast quantize SmolLM2-135M out --preset fp8_dynamic
   narrowcast quantize MODEL OUT --preset nvfp4a16 --dry-run
   narrowcast quantize MODEL OUT --preset w4a16 --ignore 're:.*down_proj'
+  narrowcast quantize MODEL OUT --preset nvfp4a16 --container modelopt
   narrowcast quantize MODEL OUT --recipe recipe.toml --resume""",
     "convert": """\
 Codes and scales move bit for bit where the target has a spelling for them.
 --preset changes the scheme as well: without rounding where values allow it,
 with a second rounding where --requantize asks for one.
+
+Containers are plain, compressed-tensors, modelopt, quark, gptq, awq,
+auto-round, fp8 and mxfp4. gguf and onnx make one file, without --dry-run and
+--resume: gguf of a whole model, onnx of the quantized matrices.
 
 examples:
   narrowcast convert DeepSeek-FP8 out --to plain
@@ -92,8 +99,8 @@ examples:
   narrowcast convert MODEL model.gguf --to gguf --type q8_0
   narrowcast convert model.gguf out --to plain""",
     "compare": """\
-A is the reference; both are a directory, a .safetensors or .gguf file, or a hub
-id, in whatever containers. Exit code 0: equal, or within --min-sqnr; 1: not.
+Both are a directory, a .safetensors or .gguf file, or a hub id, in whatever
+containers. Exit code 0: equal, or within --min-sqnr; 1: not.
 
 examples:
   narrowcast compare MODEL MODEL-NVFP4 --min-sqnr 18
@@ -168,7 +175,9 @@ def parsers(runs: Runs) -> dict[str, argparse.ArgumentParser]:
     _named_arguments(verb("schemes", "what shares a scale, and what that costs"), "scheme")
     _named_arguments(verb("presets", "the names that quantize takes, and what they do"), "preset")
     _roundtrip_arguments(verb("roundtrip", "what formats, schemes and rules lose on the same numbers"))
-    verb("inspect", "what a checkpoint holds, quantized or not").add_argument("model", metavar="MODEL")
+    verb("inspect", "what a checkpoint holds, quantized or not").add_argument(
+        "model", metavar="MODEL", help=MODEL
+    )
     _quantize_arguments(verb("quantize", "quantize a checkpoint, and check every element of the result"))
     _convert_arguments(
         verb("convert", "move a checkpoint into another container, losing nothing it need not")
@@ -205,7 +214,11 @@ def _named_arguments(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def _roundtrip_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="randn:N, laplace:N or student5:N (N may be RxC), FILE.npy, or CHECKPOINT:TENSOR",
+    )
     parser.add_argument("--formats", metavar="NAMES", help="formats to try without a scale")
     parser.add_argument("--schemes", metavar="NAMES", help="schemes to try")
     _variation_arguments(parser)
@@ -214,7 +227,7 @@ def _roundtrip_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    _job_arguments(parser)
+    _job_arguments(parser, "a directory, a .safetensors model or a hub id", "the directory to make")
     add("--preset", metavar="NAME", help="what to do; `narrowcast presets` lists them")
     add("--recipe", metavar="FILE", help="ordered patterns to presets or schemes, instead of --preset")
     _pattern_arguments(parser)
@@ -236,7 +249,7 @@ def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    _job_arguments(parser)
+    _job_arguments(parser, MODEL, "the directory to make; with --to gguf or onnx the file")
     add("--to", required=True, metavar="CONTAINER", help="how the result is spelled; plain decodes")
     add("--preset", metavar="NAME", help="what the result is quantized to; its own scheme without it")
     _pattern_arguments(parser)
@@ -247,10 +260,10 @@ def _convert_arguments(parser: argparse.ArgumentParser) -> None:
     add("--parent", metavar="MODEL", help="the unquantized parent, to see what going from it would lose")
 
 
-def _job_arguments(parser: argparse.ArgumentParser) -> None:
+def _job_arguments(parser: argparse.ArgumentParser, model: str, out: str) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a directory, a .safetensors model or a hub id")
-    add("out", metavar="OUT", help="the directory to make")
+    add("model", metavar="MODEL", help=model)
+    add("out", metavar="OUT", help=out)
     add("--workers", type=_count, metavar="N", help="threads (one per core)")
     add("--dry-run", action="store_true", help="show the plan and its forecast; write nothing")
     add("--resume", action="store_true", help="go on with a run that was killed")

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from narrowcast.jobs.quantize import Result
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
+INSTEAD = {
+    ("gguf", "preset"): "--type says what matrices become",
+    ("gguf", "dtype"): "--type says what matrices become",
+    ("onnx", "preset"): "quantize or convert to it first, then export what that made",
+    ("onnx", "ignore"): "--targets picks the matrices to export",
+}
 
 
 def run_formats(args: argparse.Namespace) -> int:
@@ -215,12 +221,9 @@ def _takes_not(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Options of other conversions would be ignored."""
     for name in names:
         if getattr(args, name):
-            remedy = {
-                "onnx": "--targets picks the matrices to export",
-                "gguf": "--type says what matrices become",
-            }
             raise UsageError(
-                f"--{name.replace('_', '-')} does not go with --to {args.to}", remedy=remedy[args.to]
+                f"--{name.replace('_', '-')} does not go with --to {args.to}",
+                remedy=INSTEAD.get((args.to, name), "leave it out"),
             )
 
 

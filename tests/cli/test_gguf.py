@@ -44,7 +44,7 @@ def test_there_and_back_on_the_command_line(model: Path, tmp_path: Path, capsys:
     ("words", "problem"),
     [
         (["--to", "gguf", "--preset", "nvfp4a16"], "--preset does not go with --to gguf"),
-        (["--to", "gguf", "--dry-run"], "--dry-run does not go with --to gguf"),
+        (["--to", "gguf", "--dry-run"], "--dry-run does not go with --to gguf\n  remedy: leave it out"),
         (["--to", "gguf"], "ends in .gguf"),
         (["--to", "gguf", "--type", "q5_k"], "no GGUF type to write"),
         (["--to", "plain", "--type", "q8_0"], "--type goes with --to gguf"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from narrowcast.arguments import VERBS
+from narrowcast.arguments import VERBS, parsers
+from narrowcast.containers import containers
 from narrowcast.numbers.formats import formats
 from narrowcast.report import docs
+from narrowcast.report.containers import written
 from narrowcast.tensors.presets import presets
 from narrowcast.tensors.schemes import schemes
 
@@ -44,3 +47,14 @@ def test_pages_do_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
     wide = docs.pages()
     monkeypatch.setenv("COLUMNS", "60")
     assert docs.pages() == wide
+
+
+def test_help_names_every_container_that_is_written() -> None:
+    made = parsers(dict.fromkeys(VERBS, lambda _: 0))
+    for verb, names in (
+        ("convert", [name for name, row in containers.items() if row.document is not None]),
+        ("quantize", [row.name for row in written()]),
+    ):
+        said = re.search(r"Containers are ([^.;]*)[.;]", made[verb].format_help())
+        assert said is not None
+        assert re.split(r",\s+|\s+and\s+", said[1]) == names

@@ -39,7 +39,8 @@ class Containers(Mapping[str, Container]):
             near = difflib.get_close_matches(key, _MODULES, 2)
             raise UsageError(
                 "unknown container", got=name, wanted=", ".join(_MODULES),
-                remedy=f"did you mean {', '.join(near)}?" if near else None,
+                remedy=(f"did you mean {', '.join(near)}? " if near else "")
+                + "`narrowcast convert --help` lists those that are written",
             )  # fmt: skip
         found: Container = import_module(f"narrowcast.containers.{_MODULES[key]}").CONTAINER
         return found

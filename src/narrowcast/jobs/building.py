@@ -223,8 +223,8 @@ class Builder:
             return "recode"
         if not self.requantize:
             raise UsageError(
-                f"{name} cannot become {how.scheme.name} without a second rounding: {reason}",
-                where=self.checkpoint.root, got=source.how.scheme.name, wanted=how.scheme.name,
+                f"{name} cannot become {how.scheme.name} without a second rounding",
+                where=self.checkpoint.root, got=reason,
                 remedy="--requantize rounds again and says what that cost; "
                 "starting from the unquantized parent costs less",
             )  # fmt: skip

@@ -207,11 +207,14 @@ def _own_type(opened: Opened, move: Move, coded: Mapping[str, Coded]) -> str:
         )
     exact = block_type(source.how.scheme)
     alike = [row for row in BLOCKS.values() if row.scheme.element == source.how.scheme.element]
+    reasons = []
     for row in (*([exact] if exact else []), *alike):
-        if _why_not(source, row) is None:
+        reason = _why_not(source, row)
+        if reason is None:
             return row.type.name
+        reasons.append(f": {reason}")
     raise UsageError(
-        f"no GGUF type holds {move.name} as it is", got=source.how.scheme.name,
+        f"no GGUF type holds {move.name} as it is", got=f"{source.how.scheme.name}{reasons[0] if reasons else ''}",
         wanted="int8 or int4 in symmetric groups of 32, mxfp4 or nvfp4",
         remedy="--type bf16 decodes it; --type q8_0 --requantize rounds it again",
     )  # fmt: skip
@@ -242,8 +245,8 @@ def _step(
             return _Step(move, shape, kind, "decoded", source)
         if not requantize:
             raise UsageError(
-                f"{move.name} cannot become {kind.name} without a second rounding", got=source.how.scheme.name,
-                wanted=reason or None,
+                f"{move.name} cannot become {kind.name} without a second rounding",
+                got=reason or source.how.scheme.name,
                 remedy="--requantize rounds again; starting from the unquantized parent costs less",
             )  # fmt: skip
         return _Step(move, shape, kind, "rounded again", source)

@@ -35,6 +35,7 @@ from narrowcast.tensors.presets import EXCLUDED_ROLES, presets
 from narrowcast.tensors.schemes import schemes
 
 _SHOWN = 5
+_UNTAKEN = ("the source has it unquantized", "no line of the recipe takes it")  # without and with a recipe
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,7 @@ def _assign(
         passed = _passed_over(module, recipe, targets)
         passed = passed if passed or default is None else _protected(module, default)
         if passed is not None or default is None:
-            return Assignment(module, None, passed or "no line of the recipe takes it")
+            return Assignment(module, None, passed or _UNTAKEN[bool(recipe.lines)])
     if target is None:
         return Assignment(module, None, f"kept by {why}")
     return Assignment(module, target, why)

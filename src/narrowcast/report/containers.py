@@ -16,7 +16,8 @@ from narrowcast.tensors.presets import Preset, presets
 LETTERS = {"vllm": "V", "sglang": "S", "tensorrt-llm": "T", "transformers": "H"}
 LEGEND = (
     "V vLLM, S SGLang, T TensorRT-LLM, H transformers, from their loaders' sources; V+ and V- are what vLLM's CPU "
-    "build did with a file of ours ([docs/engines.md](docs/engines.md)); - has no spelling there."
+    "build did with a file of ours ([docs/engines.md](docs/engines.md)); none where no engine loads what can be "
+    "written; - where there is no spelling."
 )
 
 

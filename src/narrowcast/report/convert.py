@@ -66,6 +66,7 @@ def gguf_page(written: GGUFResult) -> list[str]:
     shown = [
         ("size", size),
         ("rounding", f"{decibel(written.errors.sqnr)} dB" if written.errors.noise else "none"),
+        ("checked", "every byte read back and compared by checksum, and the file opened as a model"),
     ]
     remarks = [part for note in written.notes for part in hanging(f"note: {note}")]
     lines = [f"{written.out}", "", *table(("from", "type", "how", "matrices"), rows, "lllr", indent=2), ""]

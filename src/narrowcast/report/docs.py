@@ -200,8 +200,9 @@ def containers_doc() -> list[str]:
         NOTE,
         "",
         "How engines spell quantized checkpoints. `narrowcast convert MODEL OUT --to NAME` moves a checkpoint from any "
-        "of them into any that is written, `narrowcast quantize --container NAME` begins there. GGUF and ONNX are "
-        "files and not directories: `--to gguf` and `--to onnx`.",
+        "of them into any that is written, `narrowcast quantize MODEL OUT --container NAME` quantizes into one "
+        "that holds presets. `--to gguf` ([gguf.md](gguf.md)) and `--to onnx` ([onnx.md](onnx.md)) make one file "
+        "and not a directory.",
         "",
         *markdown(*container_rows()),
         "",

@@ -20,6 +20,12 @@ from narrowcast.report.tables import (
 )
 from narrowcast.tensors.metrics import Errors
 
+ENGINES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt-llm": "TensorRT-LLM",
+    "transformers": "transformers",
+}
 CHECKED = "every element read back, and within half a step of its source or counted above"
 
 
@@ -34,10 +40,13 @@ def plan_page(plan: Plan) -> list[str]:
 
 
 def headline(plan: Plan) -> list[str]:
-    """From where to where, and as what."""
-    spellings = ", ".join(plan.formats)
-    spelled = f"{plan.title}, spelled as {plan.container}" + (f" ({spellings})" if spellings else "")
-    return [f"{plan.model} to {plan.out}", spelled]
+    """From where to where, and as what; a conversion without a preset has the container in its title."""
+    spelled = plan.title
+    if plan.recipe.lines or plan.recipe.default:
+        spelled += f", spelled as {plan.container}"
+    if plan.formats:
+        spelled += f" ({', '.join(plan.formats)})"
+    return [f"{plan.model} to {plan.out}", *hanging(spelled)]
 
 
 def _patterns(plan: Plan) -> list[str]:
@@ -76,7 +85,7 @@ def weigh(plan: Plan) -> list[tuple[str, str]]:
         ("coverage", _coverage(plan)),
         ("size", f"{plan.forecast_bytes:,} bytes ({size(plan.forecast_bytes)}, {smaller})"),
         ("memory", f"about {size(plan.peak_memory)} at most"),
-        ("loaded by", ", ".join(plan.engines) or "no engine reads all of these formats"),
+        ("loaded by", _loaders(plan)),
     ]
 
 
@@ -85,6 +94,11 @@ def _coverage(plan: Plan) -> str:
         f"{percent(plan.coverage_params)} of the parameters, {percent(plan.coverage_bytes)} of the bytes; "
         f"{number(plan.bits_per_weight, 4)} bits per parameter, all included"
     )
+
+
+def _loaders(plan: Plan) -> str:
+    named = [name for key, name in ENGINES.items() if key in plan.engines]
+    return ", ".join(named) or "no engine reads all of these formats"
 
 
 def notes(plan: Plan) -> list[str]:
@@ -144,7 +158,12 @@ def outcome(result: Result, checked: str = CHECKED) -> list[tuple[str, str]]:
     """Coverage, size and seconds of what was done."""
     plan = result.plan
     total = result.seconds.get("total", sum(result.seconds.values()))
-    phases = [f"{name} {seconds(spent)}" for name, spent in result.seconds.items() if name != "total"]
+    titles = {"quantize": plan.verb}
+    phases = [
+        f"{titles.get(name, name)} {seconds(spent)}"
+        for name, spent in result.seconds.items()
+        if name != "total"
+    ]
     share = percent(result.bytes / plan.source_bytes)
     speed = f", {rate(plan.source_bytes / total)}" if total else ""
     return [
@@ -152,5 +171,5 @@ def outcome(result: Result, checked: str = CHECKED) -> list[tuple[str, str]]:
         ("size", f"{result.bytes:,} bytes ({size(result.bytes)}, {share} of {size(plan.source_bytes)})"),
         ("time", f"{seconds(total)}{speed} ({', '.join(phases)})"),
         ("checked", checked),
-        ("loaded by", ", ".join(plan.engines) or "no engine reads all of these formats"),
+        ("loaded by", _loaders(plan)),
     ]

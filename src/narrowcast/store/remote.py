@@ -30,7 +30,9 @@ _UNNEEDED = [
 def fetch(model: str) -> Path:
     """The local directory of a hub model; UsageError when MODEL is no hub id or cannot be fetched."""
     if not _HUB_ID.match(model):
-        raise UsageError("no such model", where=model, wanted="a directory, a .safetensors file or a hub id")
+        raise UsageError(
+            "no such model", where=model, wanted="a directory, a .safetensors or .gguf file, or a hub id"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

@@ -20,8 +20,6 @@ from narrowcast.tensors.codemaps import Pair, pair_of
 from narrowcast.tensors.exactscales import odd_parts, outer_level
 from narrowcast.tensors.schemes import Scheme, Tile
 
-REMEDY = "requantize instead, which rounds a second time, or convert from the unquantized parent"
-
 
 @dataclass(frozen=True)
 class Misfits:
@@ -75,7 +73,7 @@ class Misfits:
 
 
 def possible(source: Scheme, target: Scheme) -> str | None:
-    """Why no tensor of the one scheme can be expected to have an equal in the other, with the remedy, or None.
+    """Why no tensor of the one scheme can be expected to have an equal in the other, or None.
 
     None promises nothing: whether ranges suffice depends on the data.
     """
@@ -84,20 +82,17 @@ def possible(source: Scheme, target: Scheme) -> str | None:
     for level in source.scales:
         if not _within(target.inner.tile, level.tile):
             small, large = _tile_words(level.tile), _tile_words(target.inner.tile)
-            shared = f"a {target.name} scale serves {large}, a {source.name} scale only {small}"
-            return f"{shared}; {REMEDY}"
+            return f"a scale of {target.name} serves {large}, one of {source.name} only {small}"
     for scheme in (source, target):
         if len(scheme.scales) > 2 or any(s.divides and s.tile != (0, 0) for s in scheme.scales):
-            return f"{scheme.name} has scales that only a per-tensor level may have; {REMEDY}"
+            return f"{scheme.name} has scales that only a per-tensor level may have"
     if Kind.TABLE in (pair.source.kind, pair.target.kind) and pair.source != pair.target:
-        return f"the values of {pair.source.name} are none of {pair.target.name}'s; {REMEDY}"
+        return f"the values of {pair.source.name} are none of {pair.target.name}'s"
     if bits > held:
-        return (
-            f"elements of {source.name} have {bits} significant bits, those of {target.name} {held}; {REMEDY}"
-        )
+        return f"elements of {source.name} have {bits} significant bits, those of {target.name} {held}"
     zero = target.zero
     if zero is not None and not pair.keeps_zero and not zero.min <= pair.middle <= zero.max:
-        return f"zero points of {target.name} cannot be {pair.middle}, which stands for none; {REMEDY}"
+        return f"zero points of {target.name} cannot be {pair.middle}, which stands for none"
     return None
 
 

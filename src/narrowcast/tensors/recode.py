@@ -92,7 +92,10 @@ def recode(
     """
     reason = possible(q.scheme, target)
     if reason is not None:
-        raise UsageError("no equal values", where=f"{q.scheme.name} to {target.name}", got=reason)
+        raise UsageError(
+            "no equal values", where=f"{q.scheme.name} to {target.name}", got=reason,
+            remedy="requantize instead, which rounds a second time, or convert from the unquantized parent",
+        )  # fmt: skip
     tiles = target.inner.count(q.shape)
     if same_storage(q.scheme, target) and _has_outer(q, outer):
         moved = replace(q, scheme=target)
