@@ -175,7 +175,7 @@ REFUSED = [
     (["--preset", "fp8_dynamic+kv8"], 2, "calibration"),
     (["--preset", "fp8_dynamic", "--ignore", "re:.*qproj"], 2, "matches no module"),
     (["--preset", "fp8_dynamic", "--ignore", "re:("], 2, "not a regular expression"),
-    (["--preset", "fp8_dynamic", "--container", "gguf"], 2, "no container of quantized weights"),
+    (["--preset", "fp8_dynamic", "--container", "gguf"], 2, "`narrowcast convert --to gguf` makes it"),
     (["--preset", "fp8_dynamic", "--nonfinite", "hide"], 2, "invalid choice"),
     (["--preset", "fp8_dynamic", "--workers", "many"], 2, "--workers: not a count"),
     (["--preset", "w4a16", "--strict"], 2, "groups of 128 do not divide"),

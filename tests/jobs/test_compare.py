@@ -147,6 +147,18 @@ def test_the_same_codes_in_another_container(models: Path, tmp_path: Path) -> No
     assert grades(found) == {"identical": 4, "respelled": 7}
 
 
+MULTIPLIER = np.float32(0.0004650297632906586)
+
+
+def test_a_file_from_modelopt_meets_what_it_became(tmp_path: Path) -> None:
+    """Outer scales and scales of inputs become divisors, rounded once, as another producer's need be."""
+    source = Path(__file__).parents[1] / "containers" / "upstream" / "modelopt_nvfp4"
+    convert(source, tmp_path / "out", "compressed-tensors")
+    found = compare(source, tmp_path / "out")
+    assert found.passed
+    assert grades(found) == {"identical": 8, "respelled": 10}
+
+
 def test_an_outer_scale_that_is_the_rounded_reciprocal(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A divisor without an exact inverse: the same codes, and values an ulp apart."""
     from narrowcast.jobs.coded import open_coded
@@ -163,7 +175,8 @@ def test_an_outer_scale_that_is_the_rounded_reciprocal(models: Path, monkeypatch
         coded = replace(side.coded, stored=replace(side.coded.stored, how=how))
         other = replace(side, source=coded)
         for multiplier, divisor, wanted in (
-            (np.float32(1) / np.float32(3), 3.0, False), (0.5, 2.0, False), (0.3, 3.0, None)
+            (np.float32(1) / np.float32(3), 3.0, False), (0.5, 2.0, False), (0.3, 3.0, None),
+            (MULTIPLIER, float(np.float32(1) / MULTIPLIER), False),  # no multiplier is this divisor's reciprocal
         ):  # fmt: skip
             values = {id(side.coded): float(multiplier), id(coded): divisor}
             monkeypatch.setattr(type(coded), "outer", lambda self, source, values=values: values[id(self)])

@@ -1,8 +1,8 @@
 """Two checkpoints, tensor by tensor, as the numbers that they decode to, in whatever containers they lie.
 
     identical    the same codes and scales, stored the same way (of floats: the same bits)
-    respelled    the same codes and scales in another orientation, packing or stack, or with an outer scale that is
-                 the other's reciprocal, rounded once
+    respelled    the same codes and scales in another orientation, packing or stack, or with an outer scale, or a
+                 scale of inputs, that is the other's reciprocal, rounded once
     equal        the same value for every element, from other codes or scales, or in another dtype
     differs      SQNR = 10 log10(Σ a² / Σ (a - b)²), largest |a - b|, largest |a - b| / |a|, first difference
     shape        not the same matrix at all
@@ -274,6 +274,8 @@ def _compared(x: Held, y: Held, tally: Tally) -> Compared:
         return made("shape")
     if tally.alike and _comparable(x, y):
         return made("identical" if x.spelling == y.spelling and _outers(x, y) else "respelled")
+    if tally.first is not None and _divided(x, y):
+        return made("respelled")
     if tally.first is None:
         return made("equal")
     row, column = tally.first
@@ -319,8 +321,22 @@ def _outers(x: Held, y: Held) -> bool | None:
     divides = [side.how.scheme.scales[-1].divides for side in (x.coded, y.coded)]
     if a is None or b is None or divides[0] == divides[1]:
         return True if a == b else None
-    a, b = (a, b) if divides[1] else (b, a)
-    return False if b and np.float32(a) == np.float32(1) / np.float32(b) else None
+    return False if a and b and (_inverse(a) == np.float32(b) or np.float32(a) == _inverse(b)) else None
+
+
+def _inverse(scale: float | NDArray[np.float32]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # of the smallest numbers, which then are nobody's reciprocal
+        return np.asarray(np.float32(1) / np.asarray(scale, np.float32))
+
+
+def _divided(x: Held, y: Held) -> bool:
+    """Whether two scales of inputs, as multipliers, are one number that one side stores as its reciprocal, rounded."""
+    if x.role != INPUT_SCALE or y.role != INPUT_SCALE:
+        return False
+    a, b = x.values(0, 1), y.values(0, 1)
+    if not (a.all() and b.all()):
+        return False
+    return np.array_equal(_inverse(_inverse(a)), b) or np.array_equal(a, _inverse(_inverse(b)))
 
 
 def _equal(a: NDArray[Any] | None, b: NDArray[Any] | None) -> bool:

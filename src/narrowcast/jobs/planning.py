@@ -127,11 +127,17 @@ def _refuse_quantized(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     pieces = [name for name in checkpoint.entries if is_quantized_piece(name)]
     if method or pieces:
         got = f"quant_method {method.get('quant_method', 'unknown')}" if method else some(pieces, 3)
+        if method.get("quant_method") == "gguf":
+            raise InputError(
+                "quantize does not take GGUF files", where=checkpoint.root, got="a GGUF file, whatever its types",
+                remedy="`narrowcast convert MODEL OUT --to compressed-tensors --preset NAME` takes them, "
+                "with --requantize where that rounds again",
+            )  # fmt: skip
         raise InputError(
             "the model is quantized already", where=checkpoint.root, got=got,
             wanted="a BF16, FP16 or FP32 model",
             remedy="start from its unquantized parent, since a second rounding adds loss; "
-            "`narrowcast convert` moves it, and rounds again when asked to",
+            "`narrowcast convert` takes it, with --preset NAME, and with --requantize where that rounds again",
         )  # fmt: skip
 
 

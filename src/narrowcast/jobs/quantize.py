@@ -136,8 +136,10 @@ def _check_options(name: str, nonfinite: str, workers: int | None) -> Container:
     if row.spelling is None:
         written = [name for name, row in containers.items() if row.spelling is not None]
         raise UsageError(
-            f"{row.name} is no container of quantized weights to write", wanted=", ".join(written)
-        )
+            f"{row.name} is no container to quantize into", wanted=", ".join(written),
+            remedy=f"`narrowcast convert --to {row.name}` makes it; `narrowcast convert --help` has examples"
+            if row.document is not None or row.name == "gguf" else None,
+        )  # fmt: skip
     return row
 
 
