@@ -26,7 +26,7 @@ def plan_page(plan: Plan) -> list[str]:
             *table(("role", "from", "to", "how", "matrices", "parameters"), rows, "llllrr", indent=2),
             "",
         ]
-    lines += [*kept(plan), "", *facts(weigh(plan))]
+    lines += [*kept(plan), *facts(weigh(plan))]
     remarks = notes(plan)
     return [*lines, *([""] if remarks else []), *remarks, "", "Nothing was written."]
 

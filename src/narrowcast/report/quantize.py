@@ -34,7 +34,7 @@ def plan_page(plan: Plan) -> list[str]:
     lines = [*headline(plan), ""]
     if plan.resolved.matches:
         lines += [*_patterns(plan), ""]
-    lines += [*_becomes(plan), "", *kept(plan), "", *facts(weigh(plan))]
+    lines += [*_becomes(plan), "", *kept(plan), *facts(weigh(plan))]
     remarks = notes(plan)
     return [*lines, *([""] if remarks else []), *remarks, "", "Nothing was written."]
 
@@ -73,9 +73,10 @@ def _becomes(plan: Plan) -> list[str]:
 
 
 def kept(plan: Plan) -> list[str]:
-    """What stays as it is, by reason."""
+    """What stays as it is, by reason, and an empty line; nothing where nothing stays."""
     rows = [(why, str(count), size(nbytes)) for why, (count, nbytes) in plan.kept.items()]
-    return table(("kept as it is, because", "tensors", "bytes"), rows, "Lrr", indent=2)
+    titles = ("kept as it is, because", "tensors", "bytes")
+    return [*table(titles, rows, "Lrr", indent=2), ""] if rows else []
 
 
 def weigh(plan: Plan) -> list[tuple[str, str]]:
