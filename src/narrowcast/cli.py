@@ -236,8 +236,11 @@ def _job(
     """Show a plan, or carry it out and show what came of it."""
     from narrowcast.jobs.quantize import run
     from narrowcast.report.progress import Progress
+    from narrowcast.store.places import check_absent, check_place
 
     if args.dry_run:
+        check_place(settled.place, settled.root)
+        check_absent(settled.place)
         return _answer(args, plan_page(settled), settled.to_json())
     quiet = args.quiet or args.json
     result = run(

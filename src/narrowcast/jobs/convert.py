@@ -60,7 +60,7 @@ def plan(
     cast to fp16 that
     clips. Raises UsageError for what cannot be asked, InputError for sources that contradict themselves.
     """
-    row = _target(to, preset, dtype)
+    row = _target(to, preset, dtype, saturate)
     with open_model(model) as checkpoint:
         need_config(checkpoint, str(model))
         opened = open_coded(checkpoint)
@@ -99,7 +99,7 @@ def plan(
     return settled
 
 
-def _target(to: str, preset: str | None, dtype: str | None) -> Container:
+def _target(to: str, preset: str | None, dtype: str | None, saturate: bool) -> Container:
     row = containers[to]
     if row.name == GGUF:
         raise UsageError(
@@ -114,6 +114,8 @@ def _target(to: str, preset: str | None, dtype: str | None) -> Container:
         raise UsageError(
             "--dtype is what plain floats become", got=dtype, wanted="bf16, fp16 or fp32, with --to plain"
         )
+    if saturate and dtype != "fp16":
+        raise UsageError("--saturate is about fp16, which clips what it cannot hold", remedy="--to plain --dtype fp16")
     if preset is not None and row.name == PLAIN:
         raise UsageError(
             "a plain checkpoint has no preset",
@@ -154,9 +156,7 @@ def _decode_all(builder: Builder, dtype: str, *, every: bool) -> None:
         if isinstance(entry, Logical):
             module = of_tensor.get(name)
             if module is None:
-                raise UsageError(
-                    f"{name} is quantized, and is no matrix of a model", where=builder.checkpoint.root
-                )
+                raise builder.undecided(name)
             builder.decode(module, out)
         elif every or name in decoded:
             _cast(builder, entry, dtype)
@@ -186,11 +186,15 @@ def _refuse_decoded(builder: Builder, tensor: str) -> None:
 
 
 def _refuse_empty(builder: Builder, model: str | Path) -> None:
-    if not builder.units and not builder.indivisible:
-        raise UsageError(
-            "nothing is quantized, and nothing was asked to be", where=model,
-            remedy="--preset says what to quantize to, --to plain changes floats with --dtype",
-        )  # fmt: skip
+    if builder.units or builder.indivisible:
+        return
+    left = next((name for name, e in builder.opened.entries.items() if isinstance(e, Logical)), None)
+    if left is not None:
+        raise builder.undecided(left)
+    raise UsageError(
+        "nothing is quantized, and nothing was asked to be", where=model,
+        remedy="--preset says what to quantize to, --to plain changes floats with --dtype",
+    )  # fmt: skip
 
 
 def convert(model: str | Path, out: str | Path, to: str, **options: Any) -> Result:

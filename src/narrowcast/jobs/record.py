@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any
 
 from narrowcast._version import __version__
+from narrowcast.containers.container import ENGINES
 from narrowcast.jobs.plan import Plan, source_hash
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors
@@ -92,6 +93,7 @@ def model_card(plan: Plan, roles: Mapping[str, Errors]) -> bytes:
     ]
     kept = [f"- {count} tensors, {size:,} bytes: {why}" for why, (count, size) in plan.kept.items()]
     fallbacks = ["", "Fallbacks:", "", *(f"- {text}" for text in plan.fallbacks)] if plan.fallbacks else []
+    readers = [name for key, name in ENGINES.items() if key in plan.engines]
     lines = [
         "---",
         f"base_model: {json.dumps(name, ensure_ascii=False)}",
@@ -101,7 +103,7 @@ def model_card(plan: Plan, roles: Mapping[str, Errors]) -> bytes:
         f"# {name}, {plan.title}",
         "",
         f"{_VERBS[plan.verb]} by narrowcast {__version__} with `{plan.title}` into {plan.container} "
-        f"({', '.join(plan.formats)}). Readers: {', '.join(plan.engines)}.",
+        f"({', '.join(plan.formats)}). Readers: {', '.join(readers) or 'none'}.",
         "",
         f"Quantized: {plan.coverage_params:.1%} of the parameters, "
         f"{plan.bits_per_weight:.2f} bits per parameter over all of them.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from narrowcast.containers.container import ENGINES
 from narrowcast.jobs.plan import Plan
 from narrowcast.jobs.quantize import Result
 from narrowcast.report.tables import (
@@ -20,12 +21,6 @@ from narrowcast.report.tables import (
 )
 from narrowcast.tensors.metrics import Errors
 
-ENGINES = {
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "tensorrt-llm": "TensorRT-LLM",
-    "transformers": "transformers",
-}
 CHECKED = "every element read back, and within half a step of its source or counted above"
 
 
