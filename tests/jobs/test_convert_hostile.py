@@ -151,6 +151,7 @@ MISFITS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "an empty input scale": ("native_fp8_per_tensor_static", ".input_scale", lambda x: x.reshape(-1)[:0]),
     "too many column scales": ("modelopt_w4a16_awq", ".pre_quant_scale", lambda x: np.concatenate([x, x])),
     "column scales of bytes": ("modelopt_w4a16_awq", ".pre_quant_scale", lambda x: np.full(x.size, 2, np.uint8)),
+    "a scale of fp8 codes": ("quark_mxfp4", ".weight_scale", lambda x: x.view(ml_dtypes.float8_e5m2)),
     "flat words": ("gptq_v1_4bit_sym", ".qweight", lambda x: x.reshape(-1)),
     "flat words of AWQ": ("awq_gemm_asym", ".qweight", lambda x: x.reshape(-1)),
     "a scalar order": ("gptq_v1_4bit_sym", ".g_idx", lambda x: x[:1].reshape(())),
@@ -256,6 +257,94 @@ def test_a_second_rounding_of_nan_advises_what_convert_takes(tmp_path: Path) -> 
         convert(tmp_path / "m", tmp_path / "out", "compressed-tensors", preset="nvfp4a16", requantize=True)
     assert "--nonfinite" not in str(refusal.value)
     assert DOWN in str(refusal.value)
+
+
+# --- what is written is read
+
+
+def test_a_matrix_of_one_row_has_a_scale_for_its_channel(tmp_path: Path) -> None:
+    parent = toys.write(
+        tmp_path / "p", toys.weights({f"{DOWN}.weight": (1, 128)}), toys.llama_config(layers=1)
+    )
+    quantize(parent, tmp_path / "m", "fp8_dynamic")
+    convert(tmp_path / "m", tmp_path / "there", "modelopt")
+    convert(tmp_path / "there", tmp_path / "back", "compressed-tensors")
+    assert (tmp_path / "back/model.safetensors").read_bytes() == (
+        tmp_path / "m/model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("container", ["compressed-tensors", "gptq", "awq", "modelopt"])
+@pytest.mark.parametrize("targets", ["model.embed_tokens", "re:.*(embed_tokens|proj)"])
+def test_a_quantized_embedding_goes_everywhere(tmp_path: Path, container: str, targets: str) -> None:
+    parent = toys.llama(tmp_path / "p", layers=1, inner=256, head=True)
+    quantize(parent, tmp_path / "m", "w4a16", container=container, targets=targets)
+    convert(tmp_path / "m", tmp_path / "there", "compressed-tensors")
+    convert(tmp_path / "there", tmp_path / "plain", "plain")
+    assert compare(tmp_path / "m", tmp_path / "there").passed
+    assert (
+        load_file(tmp_path / "plain/model.safetensors").keys()
+        == load_file(parent / "model.safetensors").keys()
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_a_scalar_stays_one_in_another_dtype(tmp_path: Path, dtype: str) -> None:
+    tensors = toys.weights(toys.llama_shapes(layers=1)) | {
+        "logit_scale": np.full((), 2.5, ml_dtypes.bfloat16)
+    }
+    model = toys.write(tmp_path / "m", tensors, toys.llama_config(layers=1))
+    convert(model, tmp_path / "out", "plain", dtype=dtype)
+    assert load_file(tmp_path / "out/model.safetensors")["logit_scale"].shape == ()
+    assert compare(tmp_path / "out", tmp_path / "out").passed
+
+
+# --- advice that works
+
+
+def stacked(folder: Path, family: str, shape: tuple[int, int, int]) -> Path:
+    """An FP8 stack of experts in a model of some family."""
+    name = "model.layers.0.mlp.experts.down_proj"
+    grid = (shape[0], -(-shape[1] // 128), -(-shape[2] // 128))
+    tensors = toys.weights(toys.llama_shapes(layers=1)) | {
+        name: np.ones(shape, ml_dtypes.float8_e4m3fn), f"{name}_scale_inv": np.ones(grid, np.float32),
+    }  # fmt: skip
+    block = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    return toys.write(
+        folder, tensors, toys.llama_config(layers=1) | {"model_type": family, "quantization_config": block}
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 128, 256), (2, 0, 128)])
+def test_what_cannot_be_taken_apart_is_said_with_a_way_out(
+    tmp_path: Path, shape: tuple[int, int, int]
+) -> None:
+    model = stacked(tmp_path / "m", "unheard_of", shape)
+    with pytest.raises(UsageError, match=r"experts\.down_proj is quantized") as refusal:
+        plan(model, tmp_path / "out", "compressed-tensors")
+    assert "--to fp8" in str(refusal.value.remedy)
+    convert(model, tmp_path / "out", "fp8")
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+
+
+def test_a_stack_of_an_unknown_family_decodes_as_it_lies_and_says_so(tmp_path: Path) -> None:
+    model = stacked(tmp_path / "m", "unheard_of", (2, 128, 256))
+    settled = plan(model, tmp_path / "out", "plain")
+    assert any("unheard_of" in text and "[2, 128, 256]" in text for text in settled.fallbacks)
+
+
+def test_matrices_that_keep_their_scheme_are_not_advised_to_be_ignored(tmp_path: Path) -> None:
+    """``--ignore`` goes with a preset, and there is none."""
+    quantize(
+        toys.llama(tmp_path / "p", layers=1, hidden=64, inner=96),
+        tmp_path / "m",
+        "fp8_block",
+        container="fp8",
+    )
+    with pytest.raises(UsageError, match="cannot divide") as refusal:
+        plan(tmp_path / "m", tmp_path / "out", "modelopt")
+    assert "--ignore" not in str(refusal.value.remedy)
+    plan(tmp_path / "m", tmp_path / "out", "compressed-tensors")
 
 
 # --- what is asked

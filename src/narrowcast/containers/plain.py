@@ -37,8 +37,9 @@ def spell(
         return np.ascontiguousarray(values.T) if across else values
 
     part = Part(
-        suffix, "codes", dtype, lambda n, k: shape or ((k, n) if across else (n, k)), across=across,
-        encode=turn, decode=lambda stored, count: np.ascontiguousarray(stored.T) if across else stored,
+        suffix, "codes", dtype,
+        lambda n, k: shape if shape is not None else ((k, n) if across else (n, k)), across=across, encode=turn,
+        decode=lambda stored, count: np.ascontiguousarray(stored.T) if across else stored,
     )  # fmt: skip
     return Spelling(
         NAME, out.name, None, Packing(out.name, out.bits), (part,), ("vllm", "sglang", "transformers")

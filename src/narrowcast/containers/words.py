@@ -253,7 +253,7 @@ def _order(
     """The columns group by group, or None where that is how they lie."""
     if ".g_idx" not in parts or parts[".g_idx"].shape == (0,):
         return None
-    g_idx = source.checkpoint.array(f"{module}.g_idx").astype(np.int64)
+    g_idx = source.checkpoint.array(f"{module}.g_idx").reshape(-1).astype(np.int64)
     wanted = _groups(k, scheme)
     if np.array_equal(g_idx, wanted):
         return None

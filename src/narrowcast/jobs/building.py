@@ -70,6 +70,7 @@ class Builder:
         self.checkpoint, self.modules = opened.checkpoint, opened.modules
         self.units: list[Unit] = []
         self.fallbacks: list[str] = []
+        self.carried: set[str] = set()  # modules that keep their scheme, which no pattern is asked about
         # (scheme, multiple, axis) to (module, size)
         self.indivisible: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
         self.replaced: dict[
@@ -93,6 +94,7 @@ class Builder:
 
     def carry(self, module: Module) -> None:
         """Move a quantized module in its own scheme."""
+        self.carried.add(module.name)
         for name, source in self.opened.coded(module):
             self._unit(name, source, module, source.stored.linear, source.how.scheme.inner.format)
         self._split_bias(module)
@@ -103,6 +105,8 @@ class Builder:
         assert isinstance(logical, Logical)
         suffix = "" if logical.stored.experts is not None else ".weight"
         how = spell_plain(out, suffix, module.orientation)
+        if module.problem is not None and logical.stored.experts is not None:
+            self.fallbacks.append(f"{module.name}: {module.problem}; written {list(logical.shape)}")
         for source in self.opened.whole(logical):
             name = module.name if source.place.experts is None else f"{module.name}[{source.place.expert}]"
             self.units.append(
@@ -241,7 +245,9 @@ class Builder:
                 f"{len(names)} {have} a {axis} that {scheme} cannot divide", where=", ".join(names[:3]) + more,
                 got=f"{sizes} {'columns' if axis == 'width' else 'rows'}",
                 wanted=f"a multiple of {multiple}",
-                remedy=f"keep {'it' if len(names) == 1 else 'them'}: {keep_flags(self.modules, names)}",
+                remedy=f"keep {'it' if len(names) == 1 else 'them'}: {keep_flags(self.modules, names)}"
+                if not self.carried.issuperset(names)
+                else "choose another container: compressed-tensors and plain hold every width",
             )  # fmt: skip
 
     def _linear(self, target: Target, name: str, k: int) -> LinearScheme:
@@ -327,7 +333,7 @@ class Builder:
                 copies.append(Copy(name, name, entry.nbytes, entry.shape))
                 becomes = [Spec(name, entry.dtype, entry.shape)]
             else:
-                raise UsageError(f"{name} is quantized, and nothing was decided for it", where=path)
+                raise self.undecided(name)
             stacked = any(unit.place.experts is not None for unit in mine)
             for spec in becomes:
                 if not (stacked and specs.get(spec.name) == spec):
@@ -350,6 +356,17 @@ class Builder:
             metadata,
             layout(ordered, metadata),
         )
+
+    def undecided(self, tensor: str) -> UsageError:
+        """Why a quantized tensor goes nowhere: its names do not say which matrices it holds."""
+        problem = next((module.problem for module in self.modules if module.tensor == tensor), None)
+        own = self.opened.contents.container
+        return UsageError(
+            f"{tensor} is quantized, and cannot be taken apart", where=self.checkpoint.root,
+            got=problem or "no matrix that a rule knows, or one without elements",
+            remedy=f"--to {own} without a preset copies the checkpoint"
+            + (", --to plain decodes it" if problem is not None else ""),
+        )  # fmt: skip
 
     def _claim(self, spec: Spec, origin: str, made: dict[str, str]) -> None:
         """A name of the result belongs to one tensor, in whichever shards two that would have it lie."""

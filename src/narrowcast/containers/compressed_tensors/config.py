@@ -9,10 +9,12 @@ reader loads, and transforms, which are read and carried (``read``) but never ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from narrowcast.containers.container import Document, Layers
 from narrowcast.containers.targets import targets
+from narrowcast.model.modules import is_token_embedding
 from narrowcast.numbers.formats import E8M0, Kind
 from narrowcast.tensors.schemes import Scheme
 
@@ -66,6 +68,12 @@ def arguments(scheme: Scheme, dynamic: bool, weight: bool) -> dict[str, Any]:
     return dict(sorted(args.items()))
 
 
+def _linears(names: Sequence[str]) -> list[str]:
+    """The targets of the only group: the class that engines quantize, and by name an embedding, which is none."""
+    embeddings = [name for name in names if is_token_embedding(f"{name}.weight")]
+    return ["Linear"] * (len(embeddings) < len(names)) + embeddings
+
+
 def document(layers: Layers) -> Document:
     """The config block for groups of equal linear schemes; ``layers.linear_names`` is every linear module of the
     model, so that patterns are only used where they match exactly the group's modules."""
@@ -80,7 +88,9 @@ def document(layers: Layers) -> Document:
             if linear.input
             else None,
             "output_activations": None,
-            "targets": ["Linear"] if len(groups) == 1 else targets(group.names, layers.linear_names),
+            "targets": _linears(group.names)
+            if len(groups) == 1
+            else targets(group.names, layers.linear_names),
             "weights": arguments(linear.weight, False, weight=True),
         }
     block = {

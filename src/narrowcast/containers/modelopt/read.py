@@ -245,7 +245,8 @@ def _tile(shape: tuple[int, int], scale: Entry) -> Tile:
         rows, cols = (-(-size // max(count, 1)) for size, count in zip(shape, grid, strict=True))
         # One block along an axis may be larger than the matrix, which squares it.
         return (max(rows, cols) if grid[0] == 1 else rows, max(rows, cols) if grid[1] == 1 else cols)
-    return (0, 0) if sum(scale.shape) <= 1 else (1, 0)
+    # A single scale in one axis belongs to the channel where there is one channel.
+    return (0, 0) if sum(scale.shape) <= 1 and scale.shape != shape[:1] else (1, 0)
 
 
 def _float(scale: Entry) -> Format:

@@ -25,6 +25,7 @@ from narrowcast.containers.contents import (
 )
 from narrowcast.containers.quark.config import config_of, specs
 from narrowcast.containers.quark.spellings import (
+    DTYPES,
     INPUTS,
     NAME,
     QUARK,
@@ -161,13 +162,14 @@ def _scheme(
     weight, scale = parts[".weight"], parts[".weight_scale"]
     element = _ELEMENTS.get(str(told.get("dtype")))
     kind, grid = weight.dtype.name, scale.shape
-    if element is None or len(weight.shape) != 2:
+    scales = E8M0 if scale.dtype.name in ("U8", "F8_E8M0") else formats[scale.dtype.format or FP32.name]
+    if element is None or len(weight.shape) != 2 or scales.name not in DTYPES:
         raise contradiction(
             f"{module} is quantized in a way that is not read", source,
-            got=f"{told.get('dtype')} {list(weight.shape)}", wanted=", ".join(_ELEMENTS),
+            got=f"{told.get('dtype')} {list(weight.shape)} under {scale.dtype.name} scales",
+            wanted=", ".join(_ELEMENTS),
         )  # fmt: skip
     n, k = weight.shape
-    scales = E8M0 if scale.dtype.name in ("U8", "F8_E8M0") else formats[scale.dtype.format or FP32.name]
     if kind == "I32" and element.bits == 4 and len(grid) == 2:
         n, k = 8 * weight.shape[1], weight.shape[0]
         zero = None if element.signed else element
