@@ -18,7 +18,7 @@ _NAMES = frozenset({
 })  # fmt: skip
 _TABLES = frozenset({
     "config_groups", "sparsity_config", "transform_config", "dynamic_config", "quantized_layers", "meta",
-    "quantization", "extra_config", "layer_quant_config",
+    "quantization", "extra_config", "layer_quant_config", "global_quant_config", "export",
 })  # fmt: skip
 _TABLE_LISTS = frozenset({"apply"})
 _INTEGERS = frozenset({"num_bits"})
