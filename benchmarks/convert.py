@@ -24,6 +24,7 @@ from contestants import SCRIPTS, check_seconds
 from measure import (
     NARROWCAST,
     OURS,
+    PEERS,
     ROOT,
     SCRATCH,
     Run,
@@ -101,7 +102,7 @@ def main() -> None:
     for _ in range(options.slow_rounds):
         clear(out)
         warm(model)
-        argv = [OURS, SCRIPTS / "dequantize.py", model, out]
+        argv = [PEERS, SCRIPTS / "dequantize.py", model, out]
         found.setdefault("transformers plain", []).append(durable(argv, out, options.threads))
     clear(out)
     median = {name: statistics.median(r.seconds for r in runs) for name, runs in found.items()}

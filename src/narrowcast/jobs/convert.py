@@ -115,7 +115,9 @@ def _target(to: str, preset: str | None, dtype: str | None, saturate: bool) -> C
             "--dtype is what plain floats become", got=dtype, wanted="bf16, fp16 or fp32, with --to plain"
         )
     if saturate and dtype != "fp16":
-        raise UsageError("--saturate is about fp16, which clips what it cannot hold", remedy="--to plain --dtype fp16")
+        raise UsageError(
+            "--saturate is about fp16, which clips what it cannot hold", remedy="--to plain --dtype fp16"
+        )
     if preset is not None and row.name == PLAIN:
         raise UsageError(
             "a plain checkpoint has no preset",

@@ -55,7 +55,9 @@ def export_onnx(model: str | Path, out: str | Path, targets: Iterable[str] = ())
             if patterns and not any(pattern.matches(module) for pattern in patterns):
                 continue
             for name, coded in opened.coded(module):
-                why = next((why for piece, why in IMMOVABLE.items() if coded.how.part(piece) is not None), None)
+                why = next(
+                    (why for piece, why in IMMOVABLE.items() if coded.how.part(piece) is not None), None
+                )
                 if why is not None:
                     raise UsageError(f"ONNX cannot express {name}: {why}", where=model)
                 rows = coded.rows(checkpoint, 0, coded.shape[0])

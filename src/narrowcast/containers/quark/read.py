@@ -58,7 +58,7 @@ def claims(source: Source) -> bool:
 def read(source: Source) -> Contents:
     """Every matrix with its spelling; CheckpointError where data and config disagree."""
     export = source.config.get("export")
-    if not isinstance(export, dict) or export.get("pack_method", "reorder") not in _ORDERS:
+    if not isinstance(export, dict) or str(export.get("pack_method", "reorder")) not in _ORDERS:
         raise contradiction(
             "the config does not say how integers are packed", source,
             got=f"export {export if export is None else export.get('pack_method')!r}",
@@ -111,6 +111,8 @@ def _kv(source: Source, export: Mapping[str, Any]) -> str | None:
 def _stored(source: Source, module: str, parts: Mapping[str, Entry]) -> tuple[Stored, list[str]]:
     config = config_of(module, source.config)
     told = config.get("weight")
+    if not isinstance(told, dict) and not (isinstance(told, list) and all(isinstance(s, dict) for s in told)):
+        told = None
     if not told:
         raise contradiction(
             f"{module} is quantized, and the config says that it is not", source,
@@ -229,7 +231,7 @@ def _said(side: list[Mapping[str, Any]]) -> str:
 def _input(source: Source, module: str, told: Any) -> Scheme | None:
     if not told:
         return None
-    one = told if isinstance(told, list) else [told]
+    one = [spec if isinstance(spec, dict) else {} for spec in (told if isinstance(told, list) else [told])]
     for name in INPUTS:
         scheme = schemes[name]
         wanted = specs(scheme, True, weight=False)
