@@ -105,7 +105,11 @@ FOREIGN: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "bitsandbytes": (
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
-        {"weight": np.zeros((64, 128), np.int8), "SCB": np.ones(64, np.float32), "weight_format": np.zeros((), np.uint8)},
+        {
+            "weight": np.zeros((64, 128), np.int8),
+            "SCB": np.ones(64, np.float32),
+            "weight_format": np.zeros((), np.uint8),
+        },
         "int8_channel",
     ),
 }  # fmt: skip
