@@ -14,7 +14,6 @@ The result keeps the source's shards: what a source tensor becomes stays in the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from narrowcast.containers.container import Container, Document, Group, Layers
+from narrowcast.containers.container import Container
 from narrowcast.containers.plain import spell as spell_plain
-from narrowcast.containers.spelling import Array, Piece, Place, Spelling, widened
+from narrowcast.containers.spelling import Array, Piece, Place, Spelling
 from narrowcast.errors import InputError, UsageError
 from narrowcast.jobs import biases
 from narrowcast.jobs.coded import Coded, Logical, Opened
@@ -33,7 +32,7 @@ from narrowcast.jobs.stream import Floats, Slice
 from narrowcast.model.fused import fused_groups
 from narrowcast.model.keeping import keep_flags
 from narrowcast.model.modules import Module
-from narrowcast.model.resolve import Assignment, Resolved, Target
+from narrowcast.model.resolve import Assignment, Target
 from narrowcast.numbers.formats import FP32, Format, formats
 from narrowcast.store.dtypes import DTYPES
 from narrowcast.store.safetensors import Entry, matrix_shape
@@ -381,64 +380,6 @@ class Builder:
 
     def _owners(self, *tensors: str) -> list[str]:
         return [module.name for module in self.modules if module.tensor in tensors]
-
-    def cache_scales(self) -> None:
-        """KV cache scales under the names of the output's container."""
-        scales, cache = self.opened.contents.cache_scales, self.container.cache
-        if scales and (cache is None or self._kv() is None):
-            self.fallbacks.append(
-                f"{scales[0].attention}: {self.container.name} has no scales of "
-                f"{'a' if cache is None else 'such a'} KV cache; {len(scales)} were left out"
-            )
-            return
-        for scale in scales:
-            assert cache is not None
-            entry = self.checkpoint.entries[scale.tensor]
-            value = widened(self.checkpoint.array(scale.tensor).reshape(-1), entry.dtype.name)
-            shape = cache.shape if value.size == 1 else (value.size, 1, 1)
-            name = scale.attention + cache.suffixes.get(scale.which, f".{scale.which}_scale")
-            self.values.setdefault(entry.path, []).append((name, value.reshape(shape)))
-
-    def document(self, resolved: Resolved) -> Document:
-        """The config: groups of equal linear schemes, and every other linear module by exact name."""
-        groups: dict[tuple[LinearScheme, str], list[Unit]] = {}
-        for unit in self.units:
-            if unit.linear is not None:
-                groups.setdefault((unit.linear, unit.how.format), []).append(unit)
-        names = [u.module for u in self.units]
-        inside = set(names)
-        kept = [
-            a.module
-            for a in resolved.assignments
-            if a.module.tensor not in {u.source.tensor for u in self.units}
-        ]
-        linear = [module for module in kept if module.kind == "Linear" and module.experts is None]
-        ignore = [module.name for module in linear if module.name not in inside]
-        # Engines build the modules of stacked experts themselves, so a kept stack is ignored by its path.
-        stacks = [module.name for module in kept if module.experts is not None]
-        ignore += dict.fromkeys(f"re:^{re.escape(name.rsplit('.', 1)[0])}\\..*" for name in stacks)
-        heads = [
-            head for a in resolved.assignments if (head := a.module.tied) is not None and head not in ignore
-        ]
-        ignore += [head for head in heads if "embed" not in head and head not in inside]
-        listed = tuple(
-            Group(linear, units[0].how, tuple(u.module for u in units))
-            for (linear, _), units in groups.items()
-        )
-        assert self.container.document is not None
-        kv, asked = self._kv(), self.opened.contents.kv
-        if kv != asked and self.container.cache is not None:
-            self.fallbacks.append(
-                f"config: {self.container.name} has no KV cache scheme {asked}; it is not asked for"
-            )
-        return self.container.document(
-            Layers(listed, (*names, *ignore), tuple(ignore), kv, self.checkpoint.config or {})
-        )
-
-    def _kv(self) -> str | None:
-        """The scheme of the KV cache that the result asks for."""
-        kv = self.opened.contents.kv
-        return kv if self.container.cache is not None and kv in self.container.cache_schemes else None
 
 
 def _dtype(array: Array) -> Any:

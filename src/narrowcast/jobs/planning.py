@@ -20,6 +20,7 @@ from narrowcast.containers.detect import BESIDE
 from narrowcast.errors import InputError, UsageError
 from narrowcast.jobs.building import Builder
 from narrowcast.jobs.coded import open_coded
+from narrowcast.jobs.describing import cache_values, describe
 from narrowcast.jobs.plan import CARD, RECORD, Plan, Shard, source_identity
 from narrowcast.jobs.stream import Workers
 from narrowcast.model.modules import Module
@@ -71,10 +72,10 @@ def settle(
     """The plan of everything that was added to a builder. ``dtype`` is what the model's config calls its dtype."""
     Workers.count_of(workers)
     builder.refuse_indivisible()
-    builder.cache_scales()
+    builder.values = cache_values(builder)
     shards = builder.shards()
     checkpoint, entries = builder.checkpoint, builder.opened.entries
-    document = Document(None) if builder.opened.copied else builder.document(resolved)
+    document = Document(None) if builder.opened.copied else describe(builder, resolved)
     text = (
         config_text(checkpoint, document, dtype)
         if not builder.opened.copied
