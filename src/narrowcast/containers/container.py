@@ -39,13 +39,15 @@ class Group:
 @dataclass(frozen=True)
 class Layers:
     """What a config has to tell: the groups; every linear module, quantized or not; what is kept, by exact name or
-    ``re:`` pattern; the KV cache scheme (``fp8``, ``fp8_head``, ``nvfp4``); and the model's own config.json."""
+    ``re:`` pattern; the KV cache scheme (``fp8``, ``fp8_head``, ``nvfp4``); the model's own
+    config.json; and which of the quantized modules are embeddings."""
 
     groups: tuple[Group, ...]
     linear_names: tuple[str, ...]
     ignore: tuple[str, ...]
     kv: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    embeddings: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ def describe(builder: Builder, resolved: Resolved) -> Document:
             f"config: {container.name} has no KV cache scheme {asked}; it is not asked for"
         )
     config = builder.checkpoint.config or {}
-    return container.document(Layers(listed, (*names, *ignore), tuple(ignore), kv, config))
+    embeddings = frozenset(unit.module for unit in builder.units if unit.role == "embedding")
+    return container.document(Layers(listed, (*names, *ignore), tuple(ignore), kv, config, embeddings))
 
 
 def _kept(builder: Builder, resolved: Resolved, inside: set[str]) -> list[str]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from narrowcast.containers.container import Document, Layers
 from narrowcast.containers.targets import targets
-from narrowcast.model.modules import is_token_embedding
 from narrowcast.numbers.formats import E8M0, Kind
 from narrowcast.tensors.schemes import Scheme
 
@@ -68,9 +67,9 @@ def arguments(scheme: Scheme, dynamic: bool, weight: bool) -> dict[str, Any]:
     return dict(sorted(args.items()))
 
 
-def _linears(names: Sequence[str]) -> list[str]:
+def _linears(names: Sequence[str], all_embeddings: frozenset[str]) -> list[str]:
     """The targets of the only group: the class that engines quantize, and by name an embedding, which is none."""
-    embeddings = [name for name in names if is_token_embedding(f"{name}.weight")]
+    embeddings = [name for name in names if name in all_embeddings]
     return ["Linear"] * (len(embeddings) < len(names)) + embeddings
 
 
@@ -88,7 +87,7 @@ def document(layers: Layers) -> Document:
             if linear.input
             else None,
             "output_activations": None,
-            "targets": _linears(group.names)
+            "targets": _linears(group.names, layers.embeddings)
             if len(groups) == 1
             else targets(group.names, layers.linear_names),
             "weights": arguments(linear.weight, False, weight=True),
