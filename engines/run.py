@@ -167,7 +167,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         f"greedily by {TOKENS} tokens, or by one where the engine has no fast kernel for it on this CPU.",
         "“parent” counts the first tokens that are the BF16 parent's. “decoded” counts those of the same file",
         "converted to plain BF16 by narrowcast and run by the same engine; “nats” is the largest difference of their",
-        "log-probabilities. Layers compute in fp16 where the engine lets them, else in bf16, whose kernels differ more.",
+        "log-probabilities. Layers compute in fp16 where the engine lets them, else in bf16.",
         "A refusal is quoted in the engine's words.",
     ]
     for result in results.values():
