@@ -113,7 +113,9 @@ def test_written_read_decoded_and_moved_on(
             plan(model, tmp_path / "c", preset, container=container, **chosen)
         return
     if not divides(model, tmp_path, container, preset, chosen):
-        assert source in ("ragged", "gpt_oss experts", "fused on disk", "experts")
+        # Quark has whole blocks only, and the narrow k and v of these toys are half of one.
+        narrow = (container, preset) == ("quark", "fp8_block")
+        assert narrow or source in ("ragged", "gpt_oss experts", "fused on disk", "experts")
         return
     settled = plan(model, tmp_path / "c", preset, container=container, **chosen)
     run(settled)
