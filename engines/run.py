@@ -176,9 +176,9 @@ def page(results: dict[str, dict[str, Any]]) -> str:
             "",
             f"## {title}",
             "",
-            "| container | preset | verdict | parent | decoded | nats | text or message |",
+            "| container | preset | verdict | dtype | parent | decoded | nats | text or message |",
         ]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
         for name, verdict in result["files"].items():
             container, _, preset = name.partition("/")
             said = f"`{verdict['text']!r}`" if verdict["loads"] else verdict["message"][:300]
