@@ -341,3 +341,12 @@ def test_codes_beyond_their_dtype_are_refused(tmp_path: Path) -> None:
     model = copy_of(tmp_path, CLASSES, change)
     with pytest.raises(CheckpointError, match="beyond int4"):
         decoded(model)
+
+
+@pytest.mark.parametrize("value", [[], 5, "x", None, [1]])
+def test_a_config_class_without_a_table_of_attributes_is_named(tmp_path: Path, value: object) -> None:
+    def change(tensors: Tensors, metadata: dict[str, str], config: dict[str, Any]) -> None:
+        config["quantization_config"]["quant_type"]["default"]["_data"] = value
+
+    with pytest.raises(CheckpointError, match="has no table of attributes"):
+        contents(copy_of(tmp_path, FOLDER / "torchao_mxfp8", change))

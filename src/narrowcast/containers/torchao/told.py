@@ -107,7 +107,7 @@ def recipes(tree: Any) -> Iterator[Mapping[str, Any]]:
         for item in tree:
             yield from recipes(item)
     elif isinstance(tree, dict):
-        if tree.get("_type") in MAKES:
+        if isinstance(tree.get("_type"), str) and tree["_type"] in MAKES:
             yield tree
         for value in tree.values():
             yield from recipes(value)
@@ -115,7 +115,14 @@ def recipes(tree: Any) -> Iterator[Mapping[str, Any]]:
 
 def agree(source: Source, tensors: Mapping[str, Told]) -> None:
     """Refuse tensors of a class that no config makes, or whose attributes the only config denies."""
-    known = [plain(recipe) for recipe in recipes(source.config.get("quant_type"))]
+    found = list(recipes(source.config.get("quant_type")))
+    for recipe in found:
+        if not isinstance(recipe.get("_data", {}), dict):
+            raise contradiction(
+                f"the config's {recipe['_type']} has no table of attributes", source, got=f"{recipe['_data']!r:.60}",
+                wanted="_data with its attributes", remedy="copy the config from the checkpoint's origin",
+            )  # fmt: skip
+    known = [plain(recipe) for recipe in found]
     made = {kind for recipe in known for kind in MAKES[recipe["_type"]]}
     for one in tensors.values():
         if known and one.kind not in made:
