@@ -18,7 +18,7 @@ Left out: containers that put scales and codes into one tensor (GGUF), which hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import lcm, prod
 from typing import Any, Literal, Protocol
@@ -360,8 +360,3 @@ def narrowed(value: Array, dtype: str) -> Array:
     if dtype == "BF16":
         return to_bf16(value.astype(np.float32))
     return value.astype(DTYPES[dtype].carrier)
-
-
-def same_row_order(parts: Sequence[Part]) -> bool:
-    """Whether every part that follows rows can be read with rows of a matrix left out between."""
-    return all(part.per == 1 and not part.across for part in parts if part.piece in FOLLOWS_ROWS)

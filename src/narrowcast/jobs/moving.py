@@ -62,16 +62,26 @@ class Move:
         packed = pack(made.nearest.codes, target.packing)
         return Rows(packed, made.nearest.scales[0], made.nearest.zero), made.misfits
 
+    def _outer_back(self) -> float | None:
+        """The outer scale as a reader of the result gets it."""
+        part = self.unit.how.part("outer")
+        if part is None or self.outer is None:
+            return None
+        return float(part.decode(part.encode(np.float32([self.outer])), 0)[0])
+
     def check(self, checkpoint: Checkpoint, start: int, stop: int, back: Rows, outer: float | None) -> Errors:
         """Rows start:stop of the result, read back, against the source: what is not as it must be is beyond."""
         wanted, _ = self.rows(checkpoint, start, stop)
         how, target, k = self.source.how, self.unit.how, self.source.shape[1]
         codes = unpack(wanted.packed, target.packing, k)
         beyond = int((codes != unpack(back.packed, target.packing, k)).sum())
-        if wanted.scales.tobytes() != back.scales.tobytes() or not _equal(wanted.zero, back.zero):
+        same = wanted.scales.tobytes() == back.scales.tobytes() and _equal(wanted.zero, back.zero)
+        expected = self._outer_back()
+        kept = outer == expected or (outer != outer and expected != expected)  # a NaN is kept like any other
+        if not same or not kept:
             beyond = codes.size
         if same_storage(how.scheme, target.scheme):
-            return Errors(codes.size, 1.0, 0.0, beyond=beyond)
+            return Errors(codes.size, beyond=beyond)
         rows, own = self.source.rows(checkpoint, start, stop), self.source.outer(checkpoint)
         x = qtensor(rows, how.scheme, how.packing, k, own).dequantize().astype(np.float64)
         y = qtensor(back, target.scheme, target.packing, k, outer).dequantize()

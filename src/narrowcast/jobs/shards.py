@@ -286,9 +286,10 @@ class Work:
         if unit.step == "recode":
             return self._moves(unit).check(self.source, i, j, rows, unit.how.outer(reader, unit.place, shape))
         if unit.step == "decode":
-            wanted = cast_rows(unit, self.source, i, j)[0].view(np.uint8).reshape(rows.packed.shape)
-            same = np.array_equal(wanted, rows.packed)
-            return Errors(wanted.size, beyond=0 if same else int((wanted != rows.packed).any(axis=-1).sum()))
+            wanted = cast_rows(unit, self.source, i, j)[0]
+            differ = wanted.view(np.uint8).reshape(rows.packed.shape) != rows.packed
+            beyond = int(differ.reshape(wanted.size, -1).any(axis=-1).sum()) if differ.any() else 0
+            return Errors(wanted.size, beyond=beyond)
         stored = unit.source.read(self.source, unit.carrier, i, j)
         outer = unit.how.outer(reader, unit.place, shape)
         return self._backend(unit).check(stored, unit.dtype, unit.how.scheme, unit.how.packing, rows, outer)
