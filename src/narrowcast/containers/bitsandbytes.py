@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from narrowcast.containers.container import Container
 from narrowcast.containers.contents import Contents, Source, Stored, contradiction, gather, left_alone
 from narrowcast.containers.spelling import Array, Part, Place, Spelling, Tensors, code_part
-from narrowcast.kernels import Rows
 from narrowcast.numbers.codec import decode_table
 from narrowcast.numbers.formats import BNB_FP4, FP32, INT8, NF4, Format
 from narrowcast.store.safetensors import Entry
@@ -68,18 +67,20 @@ class Blocks(Spelling):
     blocksize: int = 64
     nested: Nested | None = None
 
-    def read(self, source: Tensors, place: Place, shape: tuple[int, int], start: int, stop: int) -> Rows:
-        """Rows start:stop with scales in fp32 for each group of columns."""
-        found = super().read(source, place, shape, start, stop)
+    def scales(
+        self, source: Tensors, place: Place, shape: tuple[int, int], start: int, stop: int
+    ) -> tuple[Array, Array | None]:
+        """Scales in fp32 for each group of columns."""
+        found, zero = super().scales(source, place, shape, start, stop)
         if self.nested is None:
-            return found
+            return found, zero
         outer = np.empty(prod(source.entries[place.stem + self.nested.suffix].shape), np.float32)
         source.read_into(place.stem + self.nested.suffix, outer)
         group = self.scheme.group
         first = np.arange(start, stop)[:, None] * shape[1] + np.arange(0, shape[1], group)
         block = first // self.blocksize
-        scales = self.nested.map[found.scales] * outer[block // self.nested.blocksize] + self.nested.offset
-        return Rows(found.packed, scales, found.zero)
+        scales = self.nested.map[found] * outer[block // self.nested.blocksize] + self.nested.offset
+        return scales, zero
 
 
 def spell(fmt: Format, k: int, blocksize: int, nested: Nested | None = None) -> Blocks:

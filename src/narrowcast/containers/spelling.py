@@ -202,16 +202,27 @@ class Spelling:
 
     def read(self, source: Tensors, place: Place, shape: tuple[int, int], start: int, stop: int) -> Rows:
         """Rows start:stop of the matrix; ``start`` is a multiple of ``row_multiple``."""
+        packed = self.codes(source, place, shape, start, stop)
+        return Rows(packed, *self.scales(source, place, shape, start, stop))
+
+    def codes(self, source: Tensors, place: Place, shape: tuple[int, int], start: int, stop: int) -> Array:
+        """Packed codes of rows start:stop, uint8 [rows, row_bytes], as ``Rows`` holds them."""
+        part = [part for part in self.parts if part.piece == "codes"][-1]  # fillers stand before the codes
+        return self._rows(part, source, place, shape, start, stop).view(np.uint8).reshape(stop - start, -1)
+
+    def scales(
+        self, source: Tensors, place: Place, shape: tuple[int, int], start: int, stop: int
+    ) -> tuple[Array, Array | None]:
+        """Innermost scales and zero points of rows start:stop, as ``Rows`` holds them, without the codes."""
         found: dict[str, Array] = {}
         for part in self.parts:
-            if part.piece in FOLLOWS_ROWS and part.piece != "offset":
+            if part.piece in ("scales", "zero"):
                 found[part.piece] = self._rows(part, source, place, shape, start, stop)
         outer = self.part("outer")
         if "scales" not in found and self.scheme is not None and outer is not None:
             multiplier = self.static(source, place, shape, "outer")
             found["scales"] = narrowed(multiplier, outer.dtype).reshape(1, 1)
-        packed = found["codes"].view(np.uint8).reshape(stop - start, -1)
-        return Rows(packed, _as_stored(found.get("scales", np.empty((0, 0)))), found.get("zero"))
+        return _as_stored(found.get("scales", np.empty((0, 0)))), found.get("zero")
 
     def offsets(
         self, source: Tensors, place: Place, shape: tuple[int, int], start: int, stop: int

@@ -170,13 +170,18 @@ class Opened:
 
 def open_coded(checkpoint: Checkpoint) -> Opened:
     """See a checkpoint through its container; CheckpointError where config and data disagree."""
-    config = checkpoint.config or {}
-    contents = detect(open_source(checkpoint, quantization_config(config)))
-    entries = _entries(checkpoint, contents, config)
-    opened = Opened(checkpoint, contents, entries, modules(entries, config))
-    _refuse_plain(opened)
-    _refuse_other_biases(opened)
+    contents = detect(open_source(checkpoint, quantization_config(checkpoint.config or {})))
+    opened = see(checkpoint, contents)
+    for refuse in REFUSALS:
+        refuse(opened)
     return opened
+
+
+def see(checkpoint: Checkpoint, contents: Contents) -> Opened:
+    """A checkpoint through what its container found; CheckpointError where a matrix is stored twice."""
+    config = checkpoint.config or {}
+    entries = _entries(checkpoint, contents, config)
+    return Opened(checkpoint, contents, entries, modules(entries, config))
 
 
 def _refuse_other_biases(opened: Opened) -> None:
@@ -208,6 +213,10 @@ def _refuse_plain(opened: Opened) -> None:
             f"{len(wrong)} layers are plain floats, and the config says that they are quantized",
             where=opened.checkpoint.root, got=some(wrong, 3), wanted="codes and scales, or their names under ignore",
         )  # fmt: skip
+
+
+# What an opened checkpoint can be refused for, whatever its container.
+REFUSALS = (_refuse_plain, _refuse_other_biases)
 
 
 def as_it_is(opened: Opened) -> Opened:

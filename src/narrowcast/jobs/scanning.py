@@ -13,18 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from narrowcast.jobs.coded import Coded, folded
 from narrowcast.jobs.plan import Unit
 from narrowcast.jobs.stream import Progress, Workers, chunks
 from narrowcast.kernels import Backend, Scan
+from narrowcast.kernels.reference.survey import tile_maxima
 from narrowcast.numbers.codec import decode_table
 from narrowcast.numbers.formats import Kind
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.packing import BYTES
-from narrowcast.tensors.scaling import element_divisor, reduce_tiles
-from narrowcast.tensors.schemes import Tile
+from narrowcast.tensors.scaling import element_divisor
 
 PLAIN_PIECES = ("codes", "scales", "outer", "input", "shape")
 
@@ -72,17 +71,3 @@ def scan_codes(matrix: Coded, source: Checkpoint, start: int, stop: int) -> Scan
     with np.errstate(over="ignore", invalid="ignore"):
         values = np.abs(decode_table(element)[largest]) * scales
     return Scan(float(values.max(initial=0.0))) if np.isfinite(values).all() and (scales > 0).all() else None
-
-
-def tile_maxima(codes: NDArray[np.uint8], tile: Tile) -> NDArray[np.uint8]:
-    """The largest code of every tile. Whole tiles are reduced as axes of their own, rows first: maxima of long rows
-    are what a processor finds fastest."""
-    n, k = codes.shape
-    rows, columns = tile[0] or n, tile[1] or k
-    if n % rows == 0 and rows > 1:
-        codes = codes.reshape(n // rows, rows, k).max(axis=1)
-        rows = 1
-    if k % columns == 0:
-        codes = codes.reshape(len(codes), k // columns, columns).max(axis=-1)
-        columns = 1
-    return reduce_tiles(codes, (rows, columns))

@@ -11,6 +11,7 @@ begins on a tile boundary. ``choose`` names the backend with its reason: a fallb
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from narrowcast.numbers.formats import Format
 from narrowcast.tensors.metrics import Errors
 from narrowcast.tensors.packing import Packing
-from narrowcast.tensors.schemes import Scheme
+from narrowcast.tensors.schemes import Scheme, Tile
 
 
 @dataclass(frozen=True)
@@ -97,3 +98,15 @@ def choose(scheme: Scheme, source: Format, packing: Packing, wanted: str = "auto
         return Choice(REFERENCE, f"numba is not available ({error}); install narrowcast[fast]")
     reason = CPU.supports(scheme, source, packing)
     return Choice(REFERENCE, reason) if reason else Choice(CPU)
+
+
+Survey = Callable[
+    [NDArray[np.uint8], Packing, int, Tile, NDArray[np.uint8]], tuple[NDArray[np.int64], NDArray[np.uint8]]
+]
+
+
+def choose_survey(packing: Packing) -> Survey:
+    """What counts codes of this packing, see ``kernels.reference.survey``."""
+    from narrowcast.kernels.reference.survey import survey
+
+    return survey

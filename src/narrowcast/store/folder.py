@@ -48,7 +48,7 @@ class Folder:
 
 def survey(root: Path) -> Folder:
     """List and sort the files of a checkpoint directory; CheckpointError when there are no usable weights."""
-    files = _walk(root)
+    files = listed(root)
     top = [file.name for file in files if len(file.parts) == 1]
     weights = [name for name in top if name.endswith(".safetensors")]
     if not weights:
@@ -94,7 +94,7 @@ def read_object(path: Path) -> tuple[bytes, dict[str, Any]]:
     return content, parsed
 
 
-def _walk(root: Path) -> list[Path]:
+def listed(root: Path) -> list[Path]:
     """Every file below root, relative and sorted, symlinks followed, hidden folders left out."""
 
     def refuse(error: OSError) -> None:  # os.walk would leave the folder out without a word

@@ -1,0 +1,151 @@
+"""One quantized matrix as a rule sees it: grids of scales, counts of codes, the largest code of every tile.
+
+    amax(tile) = |decode(peak(tile))| · scale(tile) · outer       exact: a positive scale keeps the order
+
+Rules decide on counts (of codes, of stored scales), which cost nothing once they are made, and look at grids only to
+say where. Everything lazy here is made at most once, and dropped with the matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.containers.spelling import Array
+from narrowcast.jobs.coded import Coded
+from narrowcast.jobs.matching import Held
+from narrowcast.kernels.reference.survey import Counts, Ranks
+from narrowcast.numbers.codec import decode_table
+from narrowcast.numbers.formats import Format
+from narrowcast.tensors.scaling import load_scale, scales_shape
+from narrowcast.tensors.schemes import Scheme
+
+F32 = NDArray[np.float32]
+
+
+def ranks(element: Format) -> Ranks:
+    """The rank of every code by magnitude, uint8 [2^bits]: equal magnitudes have one rank, zero and NaN rank 0."""
+    magnitudes = np.abs(decode_table(element))
+    finite = np.where(np.isfinite(magnitudes), magnitudes, 0)
+    return np.searchsorted(np.unique(finite), finite).astype(np.uint8)
+
+
+def magnitudes(element: Format) -> F32:
+    """The magnitude of every rank, float32 ascending from 0."""
+    values = np.abs(decode_table(element))
+    return np.unique(np.where(np.isfinite(values), values, 0)).astype(np.float32)
+
+
+@dataclass
+class Matrix:
+    """A quantized matrix [N, K]. ``scales`` is the grid of innermost scales as stored (float32, or codes of the
+    scale's format; [1, 1] where the only scale is one for the tensor), ``zero`` the zero points alike. ``outer`` and
+    ``input`` are the tensor's own scale and its input's as multipliers, None where there is none. ``counts`` int64
+    [2^bits] and ``peaks`` uint8 (ranks of magnitude, a grid like ``scales``) are None where codes were not read.
+    """
+
+    held: Held
+    coded: Coded
+    scales: NDArray[Any]
+    zero: Array | None
+    outer: float | None
+    input: float | None
+    counts: Counts | None = None
+    peaks: Ranks | None = None
+    later: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The module's name; of a stack, that of one expert's projection."""
+        return self.held.name
+
+    @property
+    def role(self) -> str:
+        return self.held.role
+
+    @property
+    def scheme(self) -> Scheme:
+        found: Scheme = self.coded.how.scheme
+        return found
+
+    @property
+    def element(self) -> Format:
+        return self.scheme.element
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.coded.shape
+
+    @property
+    def scale_format(self) -> Format:
+        """The format that the innermost scales are stored in."""
+        return self.scheme.inner.format
+
+    def tensor(self, piece: str) -> str:
+        """The tensor in the file that holds a piece (``codes``, ``scales``, ``outer``, ``input``, ``zero``)."""
+        part = self.coded.how.part(piece)  # type: ignore[arg-type]
+        if part is None and piece == "scales":
+            part = self.coded.how.part("outer")  # the only scale, where it is one for the tensor
+        return self.coded.place.stem + part.suffix if part is not None else self.name
+
+    @cached_property
+    def scale_values(self) -> F32:
+        """The innermost scales as numbers, without the outer one; a grid like ``scales``."""
+        return load_scale(self.scales, self.scale_format)
+
+    @cached_property
+    def scale_counts(self) -> Counts | None:
+        """How often each code of a scale occurs, int64 [256]; None where scales are wider than a byte."""
+        if self.scales.dtype != np.uint8:
+            return None
+        return np.bincount(self.scales.reshape(-1), minlength=256).astype(np.int64)
+
+    @cached_property
+    def tile_amax(self) -> F32 | None:
+        """The largest decoded magnitude of every tile; None without codes, or where zero points move them."""
+        if self.peaks is None or self.zero is not None:
+            return None
+        outer = np.float32(1 if self.outer is None or len(self.scheme.scales) == 1 else self.outer)
+        with np.errstate(all="ignore"):
+            return magnitudes(self.element)[self.peaks] * (self.scale_values * outer)
+
+    @cached_property
+    def amax(self) -> float | None:
+        """The largest finite decoded magnitude, None as in ``tile_amax``."""
+        if self.tile_amax is None:
+            return None
+        return float(np.where(np.isfinite(self.tile_amax), self.tile_amax, 0).max(initial=0))
+
+    @cached_property
+    def values(self) -> F32:
+        """What the codes decode to, float32 [2^bits] without scales."""
+        return decode_table(self.element)
+
+    def share(self, codes: NDArray[np.bool_]) -> float:
+        """The share of elements whose code is among a mask [2^bits]; 0 where there are none."""
+        assert self.counts is not None
+        return float(self.counts[codes].sum() / max(self.counts.sum(), 1))
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        return self.scheme.inner.tile
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The shape that a grid of innermost scales has."""
+        return scales_shape(self.shape, self.scheme)[0]
+
+
+def first(mask: NDArray[np.bool_]) -> tuple[int, ...] | None:
+    """Coordinates of the first true element."""
+    return tuple(int(i) for i in np.unravel_index(int(mask.argmax()), mask.shape)) if mask.any() else None
+
+
+def one_of(names: Sequence[str]) -> str:
+    """Some names in few words."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

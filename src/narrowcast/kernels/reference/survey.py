@@ -1,0 +1,45 @@
+"""What a chunk of codes looks like: how often each code occurs, and the largest code of every tile.
+
+    counts[c] = |{i : code_i = c}|          peaks[t] = max over i in tile t of rank(code_i)
+
+Ranks order codes as the caller wants, usually by magnitude with NaN at 0. One look at the bytes answers most
+questions about codes: saturation, codes that no value has, tiles that became zero, and through peak times scale
+the largest decoded value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowcast.tensors.packing import Packing, unpack
+from narrowcast.tensors.scaling import reduce_tiles
+from narrowcast.tensors.schemes import Tile
+
+Counts = NDArray[np.int64]
+Ranks = NDArray[np.uint8]
+
+
+def survey(
+    packed: NDArray[np.uint8], packing: Packing, k: int, tile: Tile, ranks: Ranks
+) -> tuple[Counts, Ranks]:
+    """Counts int64 [2^bits] of the codes in ``packed`` [n, row_bytes] of rows of ``k``, and the greatest rank in each
+    tile, uint8 [tiles, tiles]. ``ranks`` is uint8 [2^bits]; the first row begins a tile."""
+    codes = unpack(packed, packing, k)
+    codes = unpack(packed, packing, k)
+    counts = np.bincount(codes.reshape(-1), minlength=len(ranks))
+    return counts.astype(np.int64), tile_maxima(ranks[codes], tile)
+
+
+def tile_maxima(codes: Ranks, tile: Tile) -> Ranks:
+    """The largest entry of every tile of [n, k]. Whole tiles are reduced as axes of their own, rows first: maxima of
+    long rows are what a processor finds fastest."""
+    n, k = codes.shape
+    rows, columns = tile[0] or n, tile[1] or k
+    if n % rows == 0 and rows > 1:
+        codes = codes.reshape(n // rows, rows, k).max(axis=1)
+        rows = 1
+    if k % columns == 0:
+        codes = codes.reshape(len(codes), k // columns, columns).max(axis=-1)
+        columns = 1
+    return reduce_tiles(codes, (rows, columns))
