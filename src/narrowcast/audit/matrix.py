@@ -110,9 +110,18 @@ class Matrix:
         """The largest decoded magnitude of every tile; None without codes, or where zero points move them."""
         if self.peaks is None or self.zero is not None:
             return None
-        outer = np.float32(1 if self.outer is None or len(self.scheme.scales) == 1 else self.outer)
         with np.errstate(all="ignore"):
-            return magnitudes(self.element)[self.peaks] * (self.scale_values * outer)
+            return magnitudes(self.element)[self.peaks] * self.multipliers
+
+    @cached_property
+    def multipliers(self) -> F32:
+        """What each tile is multiplied by: the innermost scale under the outer one; a grid like ``scales``."""
+        if self.outer is None or len(self.scheme.scales) == 1:
+            return self.scale_values
+        with np.errstate(all="ignore"):
+            if self.scheme.scales[-1].divides:
+                return self.scale_values / np.float32(1 / np.float64(self.outer))
+            return self.scale_values * np.float32(self.outer)
 
     @cached_property
     def amax(self) -> float | None:

@@ -33,6 +33,8 @@ def look(held: Held, codes: bool) -> Matrix:
     n = coded.shape[0]
     scales, zero = how.scales(source, coded.place, coded.shape, 0, n)
     outer = coded.outer(source)
+    if outer and how.scheme.scales[-1].divides:
+        outer = 1 / outer  # in double precision, so that the stored divisor can be had back
     part = how.part("input")
     given = part is not None and coded.place.stem + part.suffix in source.entries
     inputs = float(how.static(source, coded.place, coded.shape, "input")[0]) if given else None
