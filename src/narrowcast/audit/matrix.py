@@ -119,9 +119,10 @@ class Matrix:
         if self.outer is None or len(self.scheme.scales) == 1:
             return self.scale_values
         with np.errstate(all="ignore"):
-            if self.scheme.scales[-1].divides:
-                return self.scale_values / np.float32(1 / np.float64(self.outer))
-            return self.scale_values * np.float32(self.outer)
+            divides = self.scheme.scales[-1].divides
+            outer = np.array(1 / np.float64(self.outer) if divides else self.outer, np.float32)
+            found: F32 = (np.divide if divides else np.multiply)(self.scale_values, outer)
+        return found
 
     @cached_property
     def amax(self) -> float | None:
