@@ -1,12 +1,15 @@
 """Open a checkpoint that may be broken, as far as it can be opened, and remember everything that was in the way.
 
     strict first:  what every other job does; where it raises, the same steps one by one, each refusal noted
-    files:         a shard that cannot be read is left out, a second copy of a tensor too
+    files:         see ``salvage``; a layer that lost a piece with its file is left out whole
     container:     a layer that its container refuses is set aside, and the rest is read again
     config:        where the configs contradict each other, one of them alone
 
 So one missing scale is one finding, and everything else is still looked at. What was set aside is never counted as
 healthy: each refusal is a finding of its own, unless another rule says the same more precisely.
+
+The same fault in very many layers must not cost one reading each. After a few of a kind (modules whose names differ
+in numbers only), all that look like the last one, piece by piece with dtype and shape, are set aside together.
 """
 
 from __future__ import annotations
@@ -17,48 +20,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from narrowcast.containers.contents import Contents
+from narrowcast.audit.found import Found, Refusal, by_module, module_of
+from narrowcast.audit.salvage import salvage
+from narrowcast.containers.contents import Contents, Source
 from narrowcast.containers.detect import detect, open_source
-from narrowcast.errors import CheckpointError, InputError, NarrowcastError
+from narrowcast.errors import CheckpointError, NarrowcastError
 from narrowcast.jobs.coded import REFUSALS, Opened, open_coded, see
 from narrowcast.jobs.opening import open_model
 from narrowcast.model.roles import quantization_config
 from narrowcast.store.checkpoint import Checkpoint
-from narrowcast.store.folder import CONFIG, listed, read_object
-from narrowcast.store.safetensors import Entry, Reader
+from narrowcast.store.folder import INDEX, INDEX_ENDING, listed
 
-_PIECE = re.compile(
-    r"(\.|_)(weight(_scale(_inv|_2)?|_packed|_global_scale|_zero_point|_scales|_shape|_g_idx|_qdata)?|qweight|qzeros"
-    r"|scales|g_idx|SCB|scale(_inv)?|input_scale|input_global_scale|activation_scale|pre_quant_scale|blocks"
-    r"|weight\.[\w.]+)$"
-)
 ROUNDS = 200  # refusals after which the rest of a checkpoint is not read
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """What a strict reader said, and the module that was set aside for it (None: the refusal names none)."""
-
-    error: NarrowcastError
-    module: str | None = None
-    tensors: tuple[str, ...] = ()
-
-
-@dataclass
-class Found:
-    """A checkpoint as far as it opens. ``opened`` is None where no container reads it; ``files`` are all files below
-    the folder, relative, and ``indexed`` the weight_map of the index, as it is."""
-
-    checkpoint: Checkpoint
-    opened: Opened | None
-    files: tuple[Path, ...]
-    file_refusals: list[Refusal] = field(default_factory=list)
-    layer_refusals: list[Refusal] = field(default_factory=list)
-    doubled: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    @property
-    def set_aside(self) -> set[str]:
-        return {name for refusal in self.layer_refusals for name in refusal.tensors}
+PATIENCE = 8  # refusals of one kind that are told apart
+TENSORS = 50_000  # readings times tensors that are spent on telling them apart
 
 
 def open_anyway(model: str | Path) -> Found:
@@ -66,73 +41,43 @@ def open_anyway(model: str | Path) -> Found:
     try:
         checkpoint = open_model(model)
     except NarrowcastError as error:
-        found = _pieces(Path(model), error)
+        found = salvage(Path(model), error)
     else:
-        found = Found(
-            checkpoint, None, tuple(listed(checkpoint.root)) if checkpoint.config is not None else ()
-        )
+        folder = Path(model).is_dir() or not Path(model).exists()  # the latter: a directory that was fetched
+        found = Found(checkpoint, folder=folder, index=checkpoint.index)
+        if folder:
+            found.files = tuple(listed(checkpoint.root))
+            names = [f.name for f in found.files if str(f).endswith(INDEX_ENDING)]
+            found.index_name = INDEX if INDEX in names else next(iter(names), None)
     try:
-        found.opened = open_coded(found.checkpoint)
+        found.opened = open_coded(_usable(found))
     except CheckpointError:
         found.opened = _see(found)
     return found
 
 
-def _pieces(path: Path, error: NarrowcastError) -> Found:
-    """A folder that ``Checkpoint.open`` refuses, shard by shard."""
-    if not path.is_dir():
-        raise error
-    root = path.absolute()
-    files = tuple(listed(root))
-    shards = [root / file for file in files if len(file.parts) == 1 and file.name.endswith(".safetensors")]
-    if not shards:
-        raise error
-    found = Found(Checkpoint(root, None, None, (), {}, None, {}, (), (), ()), None, files, [Refusal(error)])
-    readers: dict[Path, Reader] = {}
-    entries: dict[str, Entry] = {}
-    for shard in shards:
-        try:
-            readers[shard] = Reader(shard)
-        except InputError as wrong:
-            if str(wrong) != str(error):
-                found.file_refusals.append(Refusal(wrong))
-            continue
-        for name, entry in readers[shard].entries.items():
-            if name in entries:
-                found.doubled[name] = (entries[name].path.name, shard.name)
-            entries.setdefault(name, entry)
-    config, content = _config(root, found)
-    side = tuple(file for file in files if root / file not in readers and str(file) != CONFIG)
-    found.checkpoint = Checkpoint(
-        root, config, content, tuple(readers), entries, None,
-        {shard.name: reader.metadata for shard, reader in readers.items()}, side, (), (), _readers=readers,
-    )  # fmt: skip
-    return found
-
-
-def _config(root: Path, found: Found) -> tuple[dict[str, Any] | None, bytes | None]:
-    if not (root / CONFIG).is_file():
-        return None, None
-    try:
-        content, config = read_object(root / CONFIG)
-    except InputError as wrong:
-        if str(wrong) != str(found.file_refusals[0].error):
-            found.file_refusals.append(Refusal(wrong))
-        return None, None
-    return config, content
+def _usable(found: Found) -> Checkpoint:
+    """The checkpoint without the layers that lost a piece with its file."""
+    lost = {module_of(name) for name in found.lost}
+    if not lost:
+        return found.checkpoint
+    return _without(found.checkpoint, {name for name in found.checkpoint.entries if module_of(name) in lost})
 
 
 def _see(found: Found) -> Opened | None:
     """The model through its container, without the layers that the container refuses."""
-    for config, left_out in _readings(found.checkpoint):
-        refusals: list[Refusal] = []
-        contents = _contents(found.checkpoint, config, left_out, refusals)
+    checkpoint = _usable(found)
+    if not checkpoint.entries:
+        return None
+    for config, alone in _readings(checkpoint):
+        reading = _Reading(checkpoint, config, alone)
+        contents = reading.contents()
         if contents is not None:
-            found.layer_refusals += refusals
-            rest = _without(found.checkpoint, {name for r in refusals for name in r.tensors})
-            return _opened(rest, contents, found)
-        if refusals and not any(str(r.error) == str(refusals[-1].error) for r in found.layer_refusals):
-            found.layer_refusals.append(Refusal(refusals[-1].error))  # what stopped this reading
+            found.layer_refusals += reading.refusals
+            return _opened(_without(checkpoint, reading.aside), contents, found)
+        stopped = Refusal(reading.refusals[-1].error)
+        if not any(str(r.error) == str(stopped.error) for r in found.layer_refusals):
+            found.layer_refusals.append(stopped)
     return None
 
 
@@ -145,29 +90,42 @@ def _readings(checkpoint: Checkpoint) -> Iterator[tuple[dict[str, Any], bool]]:
     yield {}, True
 
 
-def _contents(
-    checkpoint: Checkpoint, config: dict[str, Any], alone: bool, refusals: list[Refusal]
-) -> Contents | None:
-    """What a container finds once everything that it refuses is out of its way; None where a refusal names no
-    tensor."""
-    aside: set[str] = set()
-    seen: set[str] = set()
-    for _ in range(ROUNDS):
-        rest = _without(checkpoint, aside)
-        try:
-            source = open_source(rest, config)
-            return detect(replace(source, beside={}) if alone else source)
-        except CheckpointError as error:
-            module, names = _named(error, rest.entries)
-            alike = re.sub(r"\d+", "#", str(module))
-            if module is not None and alike in seen:  # the same in many layers: all of them at once
-                names |= _alike(alike, names, rest.entries)
-            seen.add(alike)
-            refusals.append(Refusal(error, module, tuple(sorted(names))))
-            if not names:
-                return None
-            aside |= names
-    return None
+@dataclass
+class _Reading:
+    """One way to read a checkpoint: what is set aside for it, and why."""
+
+    checkpoint: Checkpoint
+    config: dict[str, Any]
+    alone: bool
+    aside: set[str] = field(default_factory=set)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def contents(self) -> Contents | None:
+        """What a container finds once everything that it refuses is out of its way; None where a refusal names no
+        tensor that is still there."""
+        modules = by_module(self.checkpoint.entries)
+        patience = min(PATIENCE, max(1, TENSORS // len(self.checkpoint.entries)))
+        kinds: dict[str, int] = {}
+        for _ in range(ROUNDS):
+            rest = _without(self.checkpoint, self.aside)
+            try:
+                return detect(self._source(rest))
+            except CheckpointError as error:
+                module, names = _named(error, modules, self.aside)
+                kind = re.sub(r"\d+", "#", str(module))
+                kinds[kind] = kinds.get(kind, 0) + 1
+                if module is not None and kinds[kind] > patience:
+                    names = _alike(kind, names, modules, self.checkpoint) - self.aside
+                self.refusals.append(Refusal(error, module, tuple(sorted(names))))
+                if not names:
+                    return None
+                self.aside |= names
+        return None
+
+    def _source(self, rest: Checkpoint) -> Source:
+        if self.alone:
+            return Source(rest, dict(self.config))
+        return open_source(rest, self.config)
 
 
 def _opened(rest: Checkpoint, contents: Contents, found: Found) -> Opened | None:
@@ -190,35 +148,31 @@ def _without(checkpoint: Checkpoint, aside: set[str]) -> Checkpoint:
     return replace(checkpoint, entries={n: e for n, e in checkpoint.entries.items() if n not in aside})
 
 
-def _named(error: NarrowcastError, entries: dict[str, Entry]) -> tuple[str | None, set[str]]:
-    """The module that a refusal speaks of, and its tensors: the first name in it that the checkpoint has."""
-    text = f"{error.problem} {error.got or ''}"
-    for word in re.findall(r"[\w.]+\w", text):
-        if word in entries:
-            word = module_of(word)
-        elif "." not in word:
-            continue
-        names = {name for name in entries if module_of(name) == word}
-        if names:
-            return word, names
+def _named(
+    error: NarrowcastError, modules: dict[str, set[str]], aside: set[str]
+) -> tuple[str | None, set[str]]:
+    """The module that a refusal speaks of, and its tensors: the first name in it that the checkpoint still has."""
+    for word in re.findall(r"[\w.]+\w", f"{error.problem} {error.got or ''}"):
+        module = module_of(word)
+        names = (modules.get(word) or modules.get(module) or set()) - aside
+        if names and ("." in word or word in names):
+            return (word if word in modules else module), names
     return None, set()
 
 
-def _alike(shape: str, names: set[str], entries: dict[str, Entry]) -> set[str]:
+def _alike(kind: str, names: set[str], modules: dict[str, set[str]], checkpoint: Checkpoint) -> set[str]:
     """Tensors of modules that differ from a refused one in their numbers only and have the same pieces."""
-    endings = {name[len(module_of(name)) :] for name in names}
-    groups: dict[str, set[str]] = {}
-    for name in entries:
-        module = module_of(name)
-        if re.sub(r"\d+", "#", module) == shape:
-            groups.setdefault(module, set()).add(name)
-    alike = [g for module, g in groups.items() if {name[len(module) :] for name in g} == endings]
-    return {name for group in alike for name in group}
 
+    def pieces(members: set[str]) -> list[tuple[str, str, tuple[int, ...]]]:
+        entries = (checkpoint.entries[name] for name in members)
+        return sorted((e.name[len(module_of(e.name)) :], e.dtype.name, e.shape) for e in entries)
 
-def module_of(tensor: str) -> str:
-    """The module that a tensor is a piece of, by its name."""
-    return _PIECE.sub("", tensor)
+    wanted = pieces(names)
+    alike = [
+        members for module, members in modules.items()
+        if re.sub(r"\d+", "#", module) == kind and pieces(members) == wanted
+    ]  # fmt: skip
+    return names.union(*alike)
 
 
 __all__ = ["Found", "Refusal", "module_of", "open_anyway"]

@@ -34,7 +34,7 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "t
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 # What decides here how a model is read; a value of another kind would be misread or break far from its cause.
-_CONFIG_KINDS: dict[str, tuple[type, str]] = {
+CONFIG_KINDS: dict[str, tuple[type, str]] = {
     "architectures": (list, "a list of class names"),
     "model_type": (str, "a name"),
     "text_config": (dict, "an object"),
@@ -200,7 +200,7 @@ def _read_config(root: Path) -> tuple[bytes, dict[str, Any]]:
             remedy="copy it beside the weights, or give one .safetensors file to look at it alone",
         )
     content, config = read_object(path)
-    for key, (kind, wanted) in _CONFIG_KINDS.items():
+    for key, (kind, wanted) in CONFIG_KINDS.items():
         value = config.get(key)
         names = all(isinstance(item, str) for item in value) if isinstance(value, list) else True
         if value is not None and not (isinstance(value, kind) and names):

@@ -19,9 +19,9 @@ from narrowcast.errors import CheckpointError, InputError
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-_INDEX_ENDING = ".safetensors.index.json"
-_FAMILY = re.compile(r"(?P<stem>.+)-(?P<part>\d+)-of-(?P<parts>\d+)\.safetensors$")
-_SECOND_COPY = re.compile(r"(consolidated|adapter_model).*\.safetensors(\.index\.json)?$")
+INDEX_ENDING = ".safetensors.index.json"
+FAMILY = re.compile(r"(?P<stem>.+)-(?P<part>\d+)-of-(?P<parts>\d+)\.safetensors$")
+SECOND_COPY = re.compile(r"(consolidated|adapter_model).*\.safetensors(\.index\.json)?$")
 # Weights of other frameworks, by the names their writers give them; an unknown .bin or .pt stays a side file.
 _FOREIGN = re.compile(
     r"((pytorch_model|model|flax_model|consolidated|adapter_model|diffusion_pytorch_model|openvino_\w*|checkpoint)"
@@ -55,15 +55,15 @@ def survey(root: Path) -> Folder:
         raise _no_weights(root, files)
     index_name = _choose_index(root, top)
     index = read_object(root / index_name)[1] if index_name else None
-    first_copy = [name for name in weights if not _SECOND_COPY.match(name)] or weights
+    first_copy = [name for name in weights if not SECOND_COPY.match(name)] or weights
     if index is not None and index_name is not None:
         shards = _indexed(root, index_name, index, first_copy)
     else:
         shards = _unindexed(root, first_copy)
     taken = {CONFIG, index_name, *shards}
     rest = [file for file in files if str(file) not in taken]
-    foreign = tuple(file for file in rest if _is_foreign(file))
-    side = tuple(file for file in rest if not _is_foreign(file))
+    foreign = tuple(file for file in rest if is_foreign(file))
+    side = tuple(file for file in rest if not is_foreign(file))
     return Folder(root, tuple(root / name for name in shards), index_name, index, side, foreign)
 
 
@@ -132,10 +132,11 @@ def _unreadable(error: OSError) -> InputError:
     return InputError("a part of the checkpoint cannot be read", where=error.filename, got=error.strerror)
 
 
-def _is_foreign(file: Path) -> bool:
-    if len(file.parts) > 1 and file.name.endswith((".safetensors", _INDEX_ENDING)):
+def is_foreign(file: Path) -> bool:
+    """Whether a file of a checkpoint directory holds weights in another format, or a second copy of them."""
+    if len(file.parts) > 1 and file.name.endswith((".safetensors", INDEX_ENDING)):
         return not _SENTENCE_MODULE.match(file.parts[0])
-    return bool(_FOREIGN.match(file.name) or file.name.endswith((".safetensors", _INDEX_ENDING)))
+    return bool(_FOREIGN.match(file.name) or file.name.endswith((".safetensors", INDEX_ENDING)))
 
 
 def _no_weights(root: Path, files: list[Path]) -> CheckpointError:
@@ -143,7 +144,7 @@ def _no_weights(root: Path, files: list[Path]) -> CheckpointError:
         return CheckpointError(
             "the directory is empty", where=root, wanted="safetensors shards and a config.json"
         )
-    foreign = [str(file) for file in files if _is_foreign(file)]
+    foreign = [str(file) for file in files if is_foreign(file)]
     endings = " ".join(foreign)
     below = [file.parent for file in files if len(file.parts) > 1 and file.name.endswith(".safetensors")]
     if below:
@@ -165,17 +166,17 @@ def _no_weights(root: Path, files: list[Path]) -> CheckpointError:
 
 
 def _choose_index(root: Path, top: list[str]) -> str | None:
-    found = [name for name in top if name.endswith(_INDEX_ENDING)]
+    found = [name for name in top if name.endswith(INDEX_ENDING)]
     if INDEX in found or not found:
         return INDEX if found else None
-    first_copy = [name for name in found if not _SECOND_COPY.match(name)]
+    first_copy = [name for name in found if not SECOND_COPY.match(name)]
     if len(first_copy) > 1:
         raise CheckpointError(
             "several indexes and none of the usual name", where=root, got=some(first_copy), wanted=INDEX
         )
     if first_copy:
         return first_copy[0]
-    only_copies = all(_SECOND_COPY.match(name) for name in top if name.endswith(".safetensors"))
+    only_copies = all(SECOND_COPY.match(name) for name in top if name.endswith(".safetensors"))
     return found[0] if only_copies else None
 
 
@@ -216,7 +217,7 @@ def _indexed(root: Path, index_name: str, index: dict[str, Any], weights: list[s
 
 
 def _unindexed(root: Path, weights: list[str]) -> list[str]:
-    members = [_FAMILY.match(name) for name in weights]
+    members = [FAMILY.match(name) for name in weights]
     if len(weights) == 1 and members[0] is None:
         return weights
     stems = {(member["stem"], int(member["parts"])) if member else None for member in members}
