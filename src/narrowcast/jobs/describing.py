@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from narrowcast.containers.container import Document, Group, Layers
 from narrowcast.containers.spelling import Array, widened
 from narrowcast.jobs.building import Builder
 from narrowcast.jobs.plan import Unit
+from narrowcast.model.modules import Module
 from narrowcast.model.resolve import Resolved
 from narrowcast.tensors.presets import LinearScheme
 
@@ -57,15 +59,20 @@ def describe(builder: Builder, resolved: Resolved) -> Document:
 
 
 def _kept(builder: Builder, resolved: Resolved, inside: set[str]) -> list[str]:
-    """What a config ignores: linear modules by name, stacks of experts and absent heads by what engines call them."""
     taken = {unit.source.tensor for unit in builder.units}
-    kept = [a.module for a in resolved.assignments if a.module.tensor not in taken]
+    return kept_names([assignment.module for assignment in resolved.assignments], taken, inside)
+
+
+def kept_names(modules: Sequence[Module], taken: set[str], inside: set[str]) -> list[str]:
+    """What a config ignores: linear modules by name, stacks of experts and absent heads by what engines call them.
+    ``taken`` are tensors of quantized modules, ``inside`` the names that these have."""
+    kept = [module for module in modules if module.tensor not in taken]
     linear = [module for module in kept if module.kind == "Linear" and module.experts is None]
     ignore = [module.name for module in linear if module.name not in inside]
     # Engines build the modules of stacked experts themselves, so a kept stack is ignored by its path.
     stacks = [module.name for module in kept if module.experts is not None]
     ignore += dict.fromkeys(f"re:^{re.escape(name.rsplit('.', 1)[0])}\\..*" for name in stacks)
-    heads = [head for a in resolved.assignments if (head := a.module.tied) is not None and head not in ignore]
+    heads = [head for module in modules if (head := module.tied) is not None and head not in ignore]
     return ignore + [head for head in heads if "embed" not in head and head not in inside]
 
 
