@@ -98,6 +98,11 @@ class Matrix:
         """The innermost scales as numbers, without the outer one; a grid like ``scales``."""
         return load_scale(self.scales, self.scale_format)
 
+    @property
+    def scale_table(self) -> NDArray[np.float64]:
+        """What each code of an innermost scale decodes to, where scales are codes of eight bits."""
+        return decode_table(self.scale_format)
+
     @cached_property
     def scale_counts(self) -> Counts | None:
         """How often each code of a scale occurs, int64 [256]; None where scales are wider than a byte."""

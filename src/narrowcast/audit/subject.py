@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from narrowcast.audit.matrix import Matrix
-from narrowcast.audit.opening import Found
+from narrowcast.audit.opening import Found, module_of
 from narrowcast.audit.rules import Reads
 from narrowcast.containers.contents import Contents
 from narrowcast.jobs.coded import Opened
@@ -25,8 +25,10 @@ from narrowcast.kernels.reference.survey import Counts
 from narrowcast.model.modules import Module
 from narrowcast.model.roles import quantization_config
 from narrowcast.store.checkpoint import Checkpoint
+from narrowcast.store.safetensors import Entry
 
 if TYPE_CHECKING:
+    from narrowcast.audit.config_said import Layer
     from narrowcast.audit.pairs import Pair
     from narrowcast.hardware.gpus import GPU
 
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Summary:
     """What is kept of a matrix after the pass: ``amax`` is the largest decoded magnitude, ``inner`` the least and the
-    largest positive innermost scale, ``outer`` and ``input`` multipliers; None for what is absent or was not read."""
+    largest positive innermost scale, ``outer`` and ``input`` multipliers; None for what is absent or was not read.
+    ``faint`` is the share of innermost scales that are subnormal in their own eight bits."""
 
     name: str
     role: str
@@ -45,6 +48,7 @@ class Summary:
     input: float | None
     inner: tuple[float, float] | None
     amax: float | None
+    faint: float = 0.0
 
 
 @dataclass
@@ -119,6 +123,22 @@ class Subject:
         return {name: one for name, one in self.held.items() if one.coded is not None}
 
     @cached_property
+    def layers(self) -> dict[str, Layer]:
+        """Every matrix by its raw name, quantized or not, whether a container reads it or not."""
+        from narrowcast.audit.config_said import layers
+
+        return layers(self)
+
+    @cached_property
+    def pieces(self) -> dict[str, dict[str, Entry]]:
+        """Every tensor of the file, also of layers that were set aside: by module, and by what follows its name."""
+        found: dict[str, dict[str, Entry]] = {}
+        for name, entry in self.checkpoint.entries.items():
+            module = module_of(name)
+            found.setdefault(module, {})[name[len(module) :]] = entry
+        return found
+
+    @cached_property
     def originals(self) -> dict[str, Held]:
         """The parent's tensors by the same names; empty without a parent. A tied head is its embedding."""
         if self.parent is None:
@@ -133,7 +153,7 @@ class Subject:
         inner = (float(usable.min()), float(usable.max())) if usable.size else None
         return Summary(
             matrix.name, matrix.role, matrix.scheme.name, matrix.shape, matrix.held.nbytes, matrix.outer,
-            matrix.input, inner, matrix.amax,
+            matrix.input, inner, matrix.amax, _faint(matrix),
         )  # fmt: skip
 
     def add(self, matrix: Matrix, summary: Summary) -> None:
@@ -143,6 +163,14 @@ class Subject:
         if matrix.counts is not None:
             drawn.codes = matrix.counts if drawn.codes is None else drawn.codes + matrix.counts
         drawn.binades += _binades(matrix)
+
+
+def _faint(matrix: Matrix) -> float:
+    smallest = matrix.scale_format.smallest_normal
+    if matrix.scale_counts is None or smallest is None:
+        return 0.0
+    values = np.where(np.isfinite(matrix.scale_table), matrix.scale_table, 0)
+    return float(matrix.scale_counts[(values > 0) & (values < smallest)].sum() / max(matrix.scales.size, 1))
 
 
 def _binades(matrix: Matrix) -> Counts:
