@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from narrowcast.numbers.formats import Format
 from narrowcast.tensors.metrics import Errors
 from narrowcast.tensors.packing import Packing
 from narrowcast.tensors.schemes import Scheme, Tile
+
+if TYPE_CHECKING:
+    from narrowcast.kernels.reference.pair import Measure
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,24 @@ Survey = Callable[
 
 
 def choose_survey(packing: Packing) -> Survey:
-    """What counts codes of this packing, see ``kernels.reference.survey``."""
-    from narrowcast.kernels.reference.survey import survey
+    """What counts codes of this packing, see ``kernels.reference.survey``: compiled where it can be."""
+    try:
+        from narrowcast.kernels.cpu.survey import WIDTHS, survey
+    except ImportError:
+        WIDTHS = ()
+    if packing.bits in WIDTHS:
+        return survey
+    from narrowcast.kernels.reference.survey import survey as reference
 
-    return survey
+    return reference
+
+
+def choose_pair(scheme: Scheme, source: Format, packing: Packing) -> Measure:
+    """What measures a chunk beside its original, see ``kernels.reference.pair``: compiled where it can be."""
+    if choose(scheme, source, packing).backend.name == "cpu":
+        from narrowcast.kernels.cpu.pair import measure as compiled
+
+        return compiled
+    from narrowcast.kernels.reference.pair import measure
+
+    return measure

@@ -39,12 +39,16 @@ _SIGNATURES = {
     "quantize": "S i i i i i W W f i i i B i W B S S F F F F F S B",
     "check": "S i i B i i i i W F i f i i W B N D F F F W D D F B B",
     "dequantize": "B i i i i i i W i f i i W B S F F F S B",
+    "pair": "S i i B i i i i i W F i f i i W B i D i D W W N N F F F W D W W F B B",
+    "survey": "B i i i i i i i N B B",
 }
+_ONE_FOR_ALL, _BY_WIDTH = ("peak",), ("survey",)  # kernels that no kind of element changes
 
 
 def kernel(name: str, carrier: str, kind: int = 0, bits: int = 8) -> Kernel:
     """The compiled function ``name`` for elements of this carrier ("uint16", "uint32", or what to dequantize to,
-    "uint16" for bf16 or "float32") and codes of this kind, packed ``bits`` each.
+    "uint16" for bf16 or "float32", "uint8" for bytes that are only counted) and codes of this kind, packed ``bits``
+    each.
 
     Arguments are integers, floats and array addresses; the call releases the interpreter lock.
     """
@@ -54,8 +58,10 @@ def kernel(name: str, carrier: str, kind: int = 0, bits: int = 8) -> Kernel:
 
 @cache
 def _kernel(name: str, carrier: str, kind: int, bits: int) -> Kernel:
-    look = "" if name == "peak" else f"_{'float' if kind == FLOAT_ELEMENT else 'integer'}{bits}"
-    symbol = f"{name}_{carrier}{look}"
+    symbol = f"{name}_{carrier}"
+    if name not in _ONE_FOR_ALL:
+        element = "float" if kind == FLOAT_ELEMENT else "integer"
+        symbol += f"_{bits}" if name in _BY_WIDTH else f"_{element}{bits}"
     code = _stored(symbol)
     if code is None:
         folder = _folder()
@@ -71,7 +77,7 @@ def _compile(name: str, carrier: str, kind: int, bits: int, symbol: str) -> byte
     """Native code of one kernel, exported under ``symbol``."""
     from numba import njit, types
 
-    from narrowcast.kernels.cpu import check, decode, quantize
+    from narrowcast.kernels.cpu import check, counting, decode, measuring, quantize
     from narrowcast.kernels.cpu.units import Codes
 
     makers: dict[str, Callable[[Codes], Any]] = {
@@ -79,6 +85,8 @@ def _compile(name: str, carrier: str, kind: int, bits: int, symbol: str) -> byte
         "quantize": quantize.quantize_kernel,
         "check": check.check_kernel,
         "dequantize": decode.dequantize_kernel,
+        "pair": measuring.pair_kernel,
+        "survey": counting.survey_kernel,
     }
     function = makers[name](Codes(kind, bits))
     letters = {

@@ -20,6 +20,11 @@ U32 = NDArray[np.uint32]
 UNIT = 16  # columns at a time: one AVX-512 register of float32; tiles are whole multiples of it
 STRETCH = 512  # columns that the check decides at once
 
+WORDS, TABLES = (
+    8,
+    8,
+)  # of eight bytes that are looked at at once; of counts of bytes, one for each place in a word
+
 # An element's row: its kind; the limits and half the widest step as float32; then what ``codes`` encodes and
 # decodes with, whose meaning depends on the kind.
 KIND, HIGH, LOW, HALF_TOP, ENCODING, DECODING = 0, 1, 2, 3, 4, 10

@@ -48,7 +48,7 @@ class Cpu:
     def scan(self, stored: NDArray[Any], source: Format) -> Scan:
         bits = _carrier(stored, source)
         peak = np.zeros(1, bits.dtype)
-        _call(kernel("peak", bits.dtype.name), bits, bits.size, peak)
+        call(kernel("peak", bits.dtype.name), bits, bits.size, peak)
         amax = float((widen(peak, BF16) if peak.dtype == np.uint16 else peak.view(np.float32))[0])
         return Scan(amax) if np.isfinite(amax) else REFERENCE.scan(stored, source)
 
@@ -158,11 +158,11 @@ def _unsupported(scheme: Scheme) -> str | None:
 def _run(name: str, carrier: np.dtype[Any], scheme: Scheme, fused: Packing, *arguments: Any) -> None:
     """Call the kernel for a scheme's kind of element."""
     kind = INT_ELEMENT if scheme.element.kind is Kind.INT else FLOAT_ELEMENT
-    _call(kernel(name, carrier.name, kind, fused.bits), *arguments)
+    call(kernel(name, carrier.name, kind, fused.bits), *arguments)
 
 
-def _call(function: Kernel, *arguments: Any) -> None:
-    """Call with the addresses of arrays; they stay alive because the caller's tuple holds them."""
+def call(function: Kernel, *arguments: Any) -> None:
+    """Call a kernel with the addresses of arrays; they stay alive because the caller's tuple holds them."""
     function(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
 
 

@@ -12,34 +12,43 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowcast.errors import InputError
 from narrowcast.tensors.packing import Packing, unpack
 from narrowcast.tensors.scaling import reduce_tiles
 from narrowcast.tensors.schemes import Tile
 
 Counts = NDArray[np.int64]
 Ranks = NDArray[np.uint8]
+NARROW = 64  # columns of a tile below which numpy's own reduction costs more than halving
 
 
 def survey(
     packed: NDArray[np.uint8], packing: Packing, k: int, tile: Tile, ranks: Ranks
 ) -> tuple[Counts, Ranks]:
     """Counts int64 [2^bits] of the codes in ``packed`` [n, row_bytes] of rows of ``k``, and the greatest rank in each
-    tile, uint8 [tiles, tiles]. ``ranks`` is uint8 [2^bits]; the first row begins a tile."""
-    codes = unpack(packed, packing, k)
+    tile, uint8 [tiles, tiles]. ``ranks`` is uint8 [2^bits of the format]; the first row begins a tile. InputError for a
+    byte that is no code."""
     codes = unpack(packed, packing, k)
     counts = np.bincount(codes.reshape(-1), minlength=len(ranks))
+    if len(counts) > len(ranks):
+        raise InputError(
+            "a byte is no code of the format", where=packing.name, got=len(counts) - 1, wanted=f"below {len(ranks)}"
+        )  # fmt: skip
     return counts.astype(np.int64), tile_maxima(ranks[codes], tile)
 
 
 def tile_maxima(codes: Ranks, tile: Tile) -> Ranks:
-    """The largest entry of every tile of [n, k]. Whole tiles are reduced as axes of their own, rows first: maxima of
-    long rows are what a processor finds fastest."""
+    """The largest entry of every tile of [n, k]. Whole tiles are reduced rows first, then by halves while they are
+    narrow: maxima of long rows are what a processor finds fastest."""
     n, k = codes.shape
     rows, columns = tile[0] or n, tile[1] or k
     if n % rows == 0 and rows > 1:
         codes = codes.reshape(n // rows, rows, k).max(axis=1)
         rows = 1
-    if k % columns == 0:
+    while k % columns == 0 and columns % 2 == 0 and columns <= NARROW:
+        codes = np.maximum(codes[:, ::2], codes[:, 1::2])
+        k, columns = k // 2, columns // 2
+    if k % columns == 0 and columns > 1:
         codes = codes.reshape(len(codes), k // columns, columns).max(axis=-1)
         columns = 1
-    return reduce_tiles(codes, (rows, columns))
+    return codes if rows == columns == 1 else reduce_tiles(codes, (rows, columns))
