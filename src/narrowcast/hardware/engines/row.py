@@ -105,7 +105,11 @@ class Row:
     remedy: str | None = None
     notes: tuple[str, ...] = ()
     failure: str | None = None
-    source: str = ""
+
+    @property
+    def general(self) -> bool:
+        """Whether it names neither weights nor inputs nor words: the last row of a container."""
+        return not (self.weights or self.inputs or self.formats)
 
     def fits(
         self, container: str, weight: str, inputs: str, format: str | None, experts: bool, group: int
@@ -128,9 +132,9 @@ def _tuple(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
-def row(source: str, containers: Names, weights: Names = (), inputs: Names = (), **more: Any) -> Row:
+def row(containers: Names, weights: Names = (), inputs: Names = (), **more: Any) -> Row:
     """A row whose names may stand alone; ``more`` are the row's other fields."""
-    return Row(_tuple(containers), _tuple(weights), _tuple(inputs), source=source, **more)
+    return Row(_tuple(containers), _tuple(weights), _tuple(inputs), **more)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ on a GPU.
 
 from __future__ import annotations
 
-from functools import partial
-
 from narrowcast.hardware.engines.row import (
     CDNA3,
     CDNA4,
@@ -94,9 +92,6 @@ _EXPERTS_NVFP4 = (
 _GGUF = (Kernel("ggml", WEIGHT_ONLY, sm(60)),)
 _BNB = (Kernel("bitsandbytes", WEIGHT_ONLY, sm(70)),)
 
-
-_row = partial(row, _SOURCE)
-
 _DENSE_W4A8 = (
     f"{_NO_CT}: packed INT4 weights with 8-bit inputs are read for routed experts, not for dense layers"
 )
@@ -104,92 +99,92 @@ _INT8_REFUSED = "No implemented int8_scaled_mm for current compute capability"
 _INT_WEIGHTS = ("int4", "uint4", "int8_group", "int8_channel", "uint8", "int_odd", "uint_odd")
 
 _COMPRESSED_TENSORS = (
-    _row(_CT, (_TENSOR, _CHANNEL, _BLOCK), (*_TOKEN, "fp8_group"), family=_EXPERTS_FP8, experts=True),
-    _row(_CT, "nvfp4", ("nvfp4", "wide"), family=_EXPERTS_NVFP4, experts=True),
-    _row(_CT, "int4", ("fp8_token", "int8_token"), family=_EXPERTS_W4, experts=True),
-    _row(_CT, _INT_WEIGHTS, "wide", family=_EXPERTS_INT, experts=True),
-    _row(_CT, "mxfp4", ("mxfp4", "wide"), family=_GPT_OSS, experts=True),
-    _row(_CT, (_TENSOR, _CHANNEL), _TOKEN, family=_SCALED, reach=Reach(80, archs=CDNA3)),
-    _row(_CT, _BLOCK, "fp8_group", family=_BLOCKS, reach=Reach(89, archs=CDNA3)),
-    _row(_CT, "fp8_block", "fp8_group", family=_TRITON_BLOCKS, reach=Reach(89, archs=CDNA3)),
-    _row(
+    row(_CT, (_TENSOR, _CHANNEL, _BLOCK), (*_TOKEN, "fp8_group"), family=_EXPERTS_FP8, experts=True),
+    row(_CT, "nvfp4", ("nvfp4", "wide"), family=_EXPERTS_NVFP4, experts=True),
+    row(_CT, "int4", ("fp8_token", "int8_token"), family=_EXPERTS_W4, experts=True),
+    row(_CT, _INT_WEIGHTS, "wide", family=_EXPERTS_INT, experts=True),
+    row(_CT, "mxfp4", ("mxfp4", "wide"), family=_GPT_OSS, experts=True),
+    row(_CT, (_TENSOR, _CHANNEL), _TOKEN, family=_SCALED, reach=Reach(80, archs=CDNA3)),
+    row(_CT, _BLOCK, "fp8_group", family=_BLOCKS, reach=Reach(89, archs=CDNA3)),
+    row(_CT, "fp8_block", "fp8_group", family=_TRITON_BLOCKS, reach=Reach(89, archs=CDNA3)),
+    row(
         _CT, (_BLOCK, "fp8_block"), (), refusal="the weight-only FP8 class, which older GPUs get, has no blocks",
         remedy="fp8_dynamic, or the fp8 container",
     ),
-    _row(_CT, (_TENSOR, _CHANNEL), "wide", family=_WEIGHT_ONLY_FP8, reach=sm(80)),
-    _row(_CT, ("int8_channel", "int8_tensor"), ("int8_token", "int8_static"), family=_INT8, reach=sm(80, 90)),
-    _row(
+    row(_CT, (_TENSOR, _CHANNEL), "wide", family=_WEIGHT_ONLY_FP8, reach=sm(80)),
+    row(_CT, ("int8_channel", "int8_tensor"), ("int8_token", "int8_static"), family=_INT8, reach=sm(80, 90)),
+    row(
         _CT, ("int8_channel", "int8_tensor"), ("int8_token", "int8_static"), refusal=_INT8_REFUSED, reach=CUDA,
         remedy="an FP8 preset, or compute capability 8.0 to 9.0",
     ),
-    _row(
+    row(
         _CT, _INT_WEIGHTS, "wide", family=_MARLIN, reach=sm(80),
         remedy="4 or 8 bits in groups of 32, 64 or 128, or per channel",
     ),
-    _row(
+    row(
         _CT, ("int4", "uint4", "int8_group"), ("int8_token", "fp8_token"), refusal=_DENSE_W4A8,
         remedy="w4a16, or vLLM",
     ),
-    _row(_CT, "nvfp4", "nvfp4", family=_NVFP4, reach=sm(80)),
-    _row(_CT, "nvfp4", "wide", family=_NVFP4_WEIGHT_ONLY, reach=sm(80)),
-    _row(
+    row(_CT, "nvfp4", "nvfp4", family=_NVFP4, reach=sm(80)),
+    row(_CT, "nvfp4", "wide", family=_NVFP4_WEIGHT_ONLY, reach=sm(80)),
+    row(
         _CT, "mxfp4", "mxfp4", refusal="NotImplementedError: Activation-quantized float4 is only supported in the "
         "NVFP4 layout (tensor_group, group_size 16)", remedy="nvfp4, or --to quark on AMD gfx950",
     ),
-    _row(_CT, (), (), refusal=_NO_CT, remedy="fp8_dynamic, int8, w4a16 or nvfp4; or vLLM"),
+    row(_CT, (), (), refusal=_NO_CT, remedy="fp8_dynamic, int8, w4a16 or nvfp4; or vLLM"),
 )  # fmt: skip
 
 _MODELOPT = (
-    _row(_MO, "nvfp4", ("nvfp4", "wide"), family=_EXPERTS_NVFP4, experts=True),
-    _row(_MO, _TENSOR, "fp8_static", family=_SCALED, reach=Reach(89, archs=CDNA3)),
-    _row(_MO, "nvfp4", "nvfp4", family=_NVFP4, reach=sm(80)),
-    _row(_MO, "nvfp4", "wide", family=_NVFP4_WEIGHT_ONLY, reach=sm(80)),
-    _row(
+    row(_MO, "nvfp4", ("nvfp4", "wide"), family=_EXPERTS_NVFP4, experts=True),
+    row(_MO, _TENSOR, "fp8_static", family=_SCALED, reach=Reach(89, archs=CDNA3)),
+    row(_MO, "nvfp4", "nvfp4", family=_NVFP4, reach=sm(80)),
+    row(_MO, "nvfp4", "wide", family=_NVFP4_WEIGHT_ONLY, reach=sm(80)),
+    row(
         _MO, "mxfp8", "mxfp8", family=_MXFP8, reach=Reach(100, archs=CDNA4), notes=("read as quant_method mxfp8",),
     ),
-    _row(
+    row(
         _MO, _TENSOR, "fp8_static", refusal="modelopt_fp8 asks for compute capability 8.9",
         remedy="an Ada GPU or later",
     ),
-    _row(_MO, (), (), refusal=_NO_MODELOPT, remedy="--to compressed-tensors, where the preset is one of its own"),
+    row(_MO, (), (), refusal=_NO_MODELOPT, remedy="--to compressed-tensors, where the preset is one of its own"),
 )  # fmt: skip
 
 _QUARK_ROWS = (
-    _row(_QUARK, (_TENSOR, _CHANNEL), _TOKEN, family=_SCALED, reach=Reach(89, archs=CDNA3)),
-    _row(_QUARK, _BLOCK, "fp8_group", family=_BLOCKS, reach=Reach(80, archs=CDNA3)),
-    _row(_QUARK, "mxfp4", "mxfp4", family=_QUARK_MXFP4, reach=Reach(archs=CDNA4)),
-    _row(_QUARK, "mxfp4", "mxfp4", refusal="its MXFP4 products run on AMD gfx950 only", remedy="an MI355X, or vLLM"),
-    _row(_QUARK, (), (), refusal=_NO_QUARK, remedy="fp8_dynamic, fp8_block or mxfp4; or --to compressed-tensors"),
+    row(_QUARK, (_TENSOR, _CHANNEL), _TOKEN, family=_SCALED, reach=Reach(89, archs=CDNA3)),
+    row(_QUARK, _BLOCK, "fp8_group", family=_BLOCKS, reach=Reach(80, archs=CDNA3)),
+    row(_QUARK, "mxfp4", "mxfp4", family=_QUARK_MXFP4, reach=Reach(archs=CDNA4)),
+    row(_QUARK, "mxfp4", "mxfp4", refusal="its MXFP4 products run on AMD gfx950 only", remedy="an MI355X, or vLLM"),
+    row(_QUARK, (), (), refusal=_NO_QUARK, remedy="fp8_dynamic, fp8_block or mxfp4; or --to compressed-tensors"),
 )  # fmt: skip
 
 _OTHERS = (
-    _row(
+    row(
         _FP8, "mxfp8", (), refusal="groups of 32 under quant_method fp8 go to a Triton kernel whose tile would be one "
         "row wide; MXFP8 is read under quant_method mxfp8", remedy="--to modelopt, whose MXFP8 is read so",
     ),
-    _row(
+    row(
         _FP8, (_TENSOR, _BLOCK), (*_TOKEN, "fp8_group"), family=_EXPERTS_FP8, experts=True,
         reach=Reach(80, archs=CDNA3),
     ),
-    _row(_FP8, _TENSOR, _TOKEN, family=_SCALED, reach=Reach(80, archs=CDNA3)),
-    _row(_FP8, _BLOCK, "fp8_group", family=_BLOCKS, reach=Reach(80, archs=CDNA3)),
-    _row(_FP8, "fp8_block", "fp8_group", family=_TRITON_BLOCKS, reach=Reach(89, archs=CDNA3)),
-    _row(_GPTQ, ("int4", "int8_group", "int8_channel"), "wide", family=_MARLIN, reach=sm(80)),
-    _row(
+    row(_FP8, _TENSOR, _TOKEN, family=_SCALED, reach=Reach(80, archs=CDNA3)),
+    row(_FP8, _BLOCK, "fp8_group", family=_BLOCKS, reach=Reach(80, archs=CDNA3)),
+    row(_FP8, "fp8_block", "fp8_group", family=_TRITON_BLOCKS, reach=Reach(89, archs=CDNA3)),
+    row(_GPTQ, ("int4", "int8_group", "int8_channel"), "wide", family=_MARLIN, reach=sm(80)),
+    row(
         _GPTQ, (), (), refusal="Unsupported quantization config: only 4 and 8 bits, symmetric, are loaded",
         remedy="w4a16 or w8a16; asymmetric weights load from awq",
     ),
-    _row(_AWQ, (), (), formats=("gemv",), refusal="the gemv order is not loaded", remedy="--to awq writes gemm"),
-    _row(_AWQ, ("int4", "uint4"), "wide", family=_MARLIN, reach=sm(80)),
-    _row(
+    row(_AWQ, (), (), formats=("gemv",), refusal="the gemv order is not loaded", remedy="--to awq writes gemm"),
+    row(_AWQ, ("int4", "uint4"), "wide", family=_MARLIN, reach=sm(80)),
+    row(
         _AR, (), (), formats=("auto_round",), refusal="Unsupported packing_format: auto_round",
         remedy="4 or 8 bits, symmetric, or 4 bits with zero points",
     ),
-    _row(_AR, ("int4", "uint4", "int8_group", "int8_channel"), "wide", family=_MARLIN, reach=sm(80)),
-    _row(_AR, (), (), refusal="Unsupported data_type: currently only support int", remedy="--to compressed-tensors"),
-    _row("mxfp4", "mxfp4", "wide", family=_GPT_OSS, reach=Reach(80, archs=CDNA4)),
-    _row("bitsandbytes", (), (), family=_BNB, reach=sm(70)),
-    _row("gguf", (), (), family=_GGUF, reach=sm(60)),
+    row(_AR, ("int4", "uint4", "int8_group", "int8_channel"), "wide", family=_MARLIN, reach=sm(80)),
+    row(_AR, (), (), refusal="Unsupported data_type: currently only support int", remedy="--to compressed-tensors"),
+    row("mxfp4", "mxfp4", "wide", family=_GPT_OSS, reach=Reach(80, archs=CDNA4)),
+    row("bitsandbytes", (), (), family=_BNB, reach=sm(70)),
+    row("gguf", (), (), family=_GGUF, reach=sm(60)),
 )  # fmt: skip
 
 ENGINE = Engine(

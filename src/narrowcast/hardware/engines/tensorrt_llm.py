@@ -51,7 +51,7 @@ _GPT_OSS = (
 
 def _row(container: str, weights: Names, inputs: Names, **more: Any) -> Row:
     notes = (*more.pop("notes", ()), *((_LIMITS,) if "family" in more else ()))
-    return row(_SOURCE, container, weights, inputs, notes=notes, **more)
+    return row(container, weights, inputs, notes=notes, **more)
 
 
 _ROWS = (

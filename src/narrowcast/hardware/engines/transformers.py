@@ -9,8 +9,6 @@ Source: transformers 5.24.0 (quantizers/). Which kernel a library picks is its o
 
 from __future__ import annotations
 
-from functools import partial
-
 from narrowcast.hardware.engines.row import (
     ANY,
     CPU,
@@ -33,8 +31,6 @@ def _library(name: str, arithmetic: str, reach: Reach = ANY, note: str = "") -> 
     return (Kernel(name, arithmetic, reach, note=note),)
 
 
-_row = partial(row, _SOURCE)
-
 _DECOMPRESSED = _library(
     "compressed-tensors", DEQUANTIZED, note="each weight is decompressed on the first forward pass"
 )
@@ -43,45 +39,45 @@ _FP8_KERNELS = (
 )
 
 _ROWS = (
-    _row(
+    row(
         "compressed-tensors", ("fp8_tensor", "fp8_channel"), ("fp8_token", "fp8_static", "fp8_tensor"),
         family=_DECOMPRESSED, notes=(_FP8_KERNELS,),
     ),
-    _row("compressed-tensors", family=_DECOMPRESSED),
-    _row(
+    row("compressed-tensors", family=_DECOMPRESSED),
+    row(
         "fp8", "fp8_tensor",
         refusal="one scale per tensor is looked for as weight_scale_inv and stored as weight_scale",
         remedy="fp8_block, or --to compressed-tensors",
     ),
-    _row("fp8", (*_BLOCK, "mxfp8"), family=_library("finegrained-fp8", "fp8", sm(89)), reach=sm(89)),
-    _row(
+    row("fp8", (*_BLOCK, "mxfp8"), family=_library("finegrained-fp8", "fp8", sm(89)), reach=sm(89)),
+    row(
         "fp8", (*_BLOCK, "mxfp8", "mxfp4"), family=_library("finegrained-fp8", DEQUANTIZED),
         notes=("FP8 kernels ask for compute capability 8.9; the model is dequantized while loading",),
     ),
-    _row(
+    row(
         "mxfp4", "mxfp4", family=_library("triton_kernels", WEIGHT_ONLY, Reach(75, archs=ROCM + CPU)),
         reach=Reach(75, archs=ROCM + CPU),
         notes=("needs Triton 3.4 (3.5 on a CPU) and the kernels package, and is dequantized without them",),
     ),
-    _row(
+    row(
         "mxfp4", "mxfp4", family=_library("dequantized", DEQUANTIZED),
         notes=("kernels ask for compute capability 7.5",),
     ),
-    _row("gptq", family=_library("gptqmodel", WEIGHT_ONLY), notes=("needs gptqmodel and optimum",)),
-    _row("awq", formats=("gemv",), refusal="the gemv order is not read", remedy="--to awq writes the gemm order"),
-    _row("awq", family=_library("gptqmodel", WEIGHT_ONLY), notes=("needs gptqmodel; runs in float16 on CUDA",)),
-    _row("auto-round", family=_library("auto-round", UNKNOWN), notes=("needs auto-round",)),
-    _row("quark", family=_library("amd-quark", UNKNOWN), notes=("needs amd-quark; not tried here",)),
-    _row("torchao", family=_library("torchao", UNKNOWN), notes=("needs torchao",)),
-    _row("bitsandbytes", "int8_channel", family=_library("bitsandbytes", "int8"), notes=("needs bitsandbytes",)),
-    _row("bitsandbytes", family=_library("bitsandbytes", WEIGHT_ONLY), notes=("needs bitsandbytes",)),
-    _row("fbgemm-fp8", family=_library("fbgemm-gpu", "fp8", sm(90)), reach=sm(90), notes=("needs fbgemm-gpu",)),
-    _row(
+    row("gptq", family=_library("gptqmodel", WEIGHT_ONLY), notes=("needs gptqmodel and optimum",)),
+    row("awq", formats=("gemv",), refusal="the gemv order is not read", remedy="--to awq writes the gemm order"),
+    row("awq", family=_library("gptqmodel", WEIGHT_ONLY), notes=("needs gptqmodel; runs in float16 on CUDA",)),
+    row("auto-round", family=_library("auto-round", UNKNOWN), notes=("needs auto-round",)),
+    row("quark", family=_library("amd-quark", UNKNOWN), notes=("needs amd-quark; not tried here",)),
+    row("torchao", family=_library("torchao", UNKNOWN), notes=("needs torchao",)),
+    row("bitsandbytes", "int8_channel", family=_library("bitsandbytes", "int8"), notes=("needs bitsandbytes",)),
+    row("bitsandbytes", family=_library("bitsandbytes", WEIGHT_ONLY), notes=("needs bitsandbytes",)),
+    row("fbgemm-fp8", family=_library("fbgemm-gpu", "fp8", sm(90)), reach=sm(90), notes=("needs fbgemm-gpu",)),
+    row(
         "fbgemm-fp8", refusal="FP8 quantized models is only supported on GPUs with compute capability >= 9.0",
         remedy="--to compressed-tensors",
     ),
-    _row("gguf", family=_library("gguf", DEQUANTIZED), notes=("needs gguf; the model is dequantized while loading",)),
-    _row(
+    row("gguf", family=_library("gguf", DEQUANTIZED), notes=("needs gguf; the model is dequantized while loading",)),
+    row(
         "modelopt", refusal="Unknown quantization type, got modelopt",
         remedy="--to compressed-tensors, where the preset is one of its own",
     ),

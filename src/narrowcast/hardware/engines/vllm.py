@@ -14,7 +14,6 @@ gates from the source of its extensions. The CPU's rows agree with what the CPU 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from narrowcast.hardware.engines import vllm_experts as moe
 from narrowcast.hardware.engines import vllm_kernels as k
@@ -39,11 +38,6 @@ _CT, _MO, _QUARK, _GPTQ, _AWQ, _AR, _FP8 = (
 _SOURCE = "vLLM 0.32.0, model_executor/layers/quantization"
 _TENSOR, _CHANNEL, _BLOCK = "fp8_tensor", "fp8_channel", "fp8_block128"
 _TOKEN = ("fp8_token", "fp8_tensor", "fp8_static")
-_MX_INPUTS_NOTE = (
-    "the engine quantizes the inputs of this layer wherever it has a kernel for it, also where the checkpoint "
-    "keeps them wide"
-)
-
 _NO_CT = "NotImplementedError: No compressed-tensors compatible scheme was found"
 _NO_QUARK = "NotImplementedError: No quark compatible scheme was found"
 _NO_MODELOPT = (
@@ -64,208 +58,205 @@ _BLOCKS_ONLY = "Marlin is chosen before Triton, and its FP8 kernels take whole r
 _GROUPS = "Marlin does not support this group_size. Only group_sizes = [-1, 32, 64, 128] are supported"
 
 
-_row = partial(row, _SOURCE)
-
-
 def _experts() -> tuple[Row, ...]:
     """Routed experts, in the containers that hold them one by one."""
     held = (_CT, _MO, _QUARK, _FP8, _AR)
     fp8, wide = (_TENSOR, _CHANNEL, _BLOCK, "fp8_block"), ("wide",)
     integers = ("int4", "uint4", "int8_group", "int8_channel", "uint8", "int_odd", "uint_odd")
     rows = [
-        _row(held, fp8, (*_TOKEN, "fp8_group"), family=moe.FP8),
-        _row(held, "nvfp4", "nvfp4", family=moe.NVFP4),
-        _row((_CT, _MO), "nvfp4", wide, family=moe.NVFP4_WEIGHT_ONLY),
-        _row((_CT, _QUARK, _AR), "mxfp4", ("mxfp4", "wide"), family=moe.MXFP4),
-        _row((_CT, _MO, _AR), "mxfp8", ("mxfp8", "wide"), family=moe.MXFP8),
-        _row((_CT, _QUARK), ("int8_channel", "int8_tensor"), ("int8_token", "int8_tensor"), family=moe.INT8),
-        _row((_CT, _GPTQ, _AWQ), integers, wide, family=moe.MIXED),
-        _row(_CT, "int4", "fp8_token", family=moe.W4A8_FP8),
+        row(held, fp8, (*_TOKEN, "fp8_group"), family=moe.FP8),
+        row(held, "nvfp4", "nvfp4", family=moe.NVFP4),
+        row((_CT, _MO), "nvfp4", wide, family=moe.NVFP4_WEIGHT_ONLY),
+        row((_CT, _QUARK, _AR), "mxfp4", ("mxfp4", "wide"), family=moe.MXFP4),
+        row((_CT, _MO, _AR), "mxfp8", ("mxfp8", "wide"), family=moe.MXFP8),
+        row((_CT, _QUARK), ("int8_channel", "int8_tensor"), ("int8_token", "int8_tensor"), family=moe.INT8),
+        row((_CT, _GPTQ, _AWQ), integers, wide, family=moe.MIXED),
+        row(_CT, "int4", "fp8_token", family=moe.W4A8_FP8),
     ]
     return tuple(replace(row, experts=True) for row in rows)
 
 
 _COMPRESSED_TENSORS = (
-    _row(_CT, _TENSOR, _TOKEN, reach=ON_CPU, refusal=_CPU_TENSOR, remedy="fp8_dynamic, whose scales are per channel"),
-    _row(_CT, (_TENSOR, _CHANNEL), _TOKEN, family=k.FP8, reach=Reach(89, archs=ROCM + CPU)),
-    _row(
+    row(_CT, _TENSOR, _TOKEN, reach=ON_CPU, refusal=_CPU_TENSOR, remedy="fp8_dynamic, whose scales are per channel"),
+    row(_CT, (_TENSOR, _CHANNEL), _TOKEN, family=k.FP8, reach=Reach(89, archs=ROCM + CPU)),
+    row(
         _CT, (_TENSOR, _CHANNEL, _BLOCK), (*_TOKEN, "fp8_group"), family=k.FP8_WEIGHT_ONLY, reach=sm(75, 88),
         notes=("the W8A8 class asks for compute capability 8.9; the weight-only class is taken instead",),
     ),
-    _row(_CT, (_TENSOR, _CHANNEL, _BLOCK), "wide", family=k.FP8_WEIGHT_ONLY, reach=sm(75)),
-    _row(_CT, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(89, archs=ROCM + CPU)),
-    _row(_CT, "fp8_block", "fp8_group", family=k.FP8_BLOCK, reach=AMD),
-    _row(
+    row(_CT, (_TENSOR, _CHANNEL, _BLOCK), "wide", family=k.FP8_WEIGHT_ONLY, reach=sm(75)),
+    row(_CT, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(89, archs=ROCM + CPU)),
+    row(_CT, "fp8_block", "fp8_group", family=k.FP8_BLOCK, reach=AMD),
+    row(
         _CT, "fp8_block", (), refusal=_BLOCKS_ONLY, remedy="blocks of 128x128",
     ),
-    _row(_CT, "int8_channel", ("int8_token", "int8_static"), family=k.INT8, reach=Reach(75, 99, ROCM + CPU)),
-    _row(_CT, "int8_tensor", ("int8_token", "int8_static"), family=k.INT8, reach=Reach(75, 99, ROCM + CPU)),
-    _row(
+    row(_CT, "int8_channel", ("int8_token", "int8_static"), family=k.INT8, reach=Reach(75, 99, ROCM + CPU)),
+    row(_CT, "int8_tensor", ("int8_token", "int8_static"), family=k.INT8, reach=Reach(75, 99, ROCM + CPU)),
+    row(
         _CT, ("int8_channel", "int8_tensor"), ("int8_token", "int8_static"), reach=sm(100), refusal=_INT8_REFUSED,
         remedy=_INT8_REMEDY,
     ),
-    _row(_CT, "int4", "fp8_token", family=k.W4A8_FP8, reach=sm(90, 90)),
-    _row(
+    row(_CT, "int4", "fp8_token", family=k.W4A8_FP8, reach=sm(90, 90)),
+    row(
         _CT, "int4", "fp8_token", refusal=f"{_NO_CT}: INT4 weights with FP8 inputs run on compute capability 9.0 only",
         remedy="Hopper, or w4a16, whose inputs stay wide",
     ),
-    _row(
+    row(
         _CT, ("int4", "uint4", "int8_group", "int_odd", "uint_odd", "uint8"), "int8_token", family=k.W4A8_INT,
         reach=Reach(75, archs=ROCM + CPU),
     ),
-    _row(
+    row(
         _CT, ("int4", "uint4", "int8_group", "int8_channel", "uint8", "int_odd", "uint_odd"), "wide", family=k.MIXED,
         reach=Reach(75, archs=ROCM + CPU), remedy="4 or 8 bits in groups of 32, 64 or 128, or per channel",
     ),
-    _row(_CT, "nvfp4", "nvfp4", family=k.NVFP4, reach=Reach(75, archs=ROCM)),
-    _row(
+    row(_CT, "nvfp4", "nvfp4", family=k.NVFP4, reach=Reach(75, archs=ROCM)),
+    row(
         _CT, "nvfp4", "wide", family=k.NVFP4_WEIGHT_ONLY, reach=Reach(75, archs=ROCM + CPU),
         failure="Forced NVFP4 kernel MarlinNvFp4LinearKernel is not supported: Marlin FP4 not available",
         remedy="NVIDIA, or the preset nvfp4, which ROCm emulates",
     ),
-    _row(
+    row(
         _CT, "nvfp4", (), refusal="For NVFP4 weights, input quantization must also be NVFP4 format, None for NVFP4A16",
         remedy="nvfp4 or nvfp4a16", reach=CUDA,
     ),
-    _row(_CT, "mxfp4", ("fp8_token", "fp8_group"), family=k.MXFP4_FP8, reach=sm(75)),
-    _row(_CT, "mxfp4", ("mxfp4", "wide"), family=k.MXFP4_ALWAYS, reach=Reach(80, archs=ROCM), notes=(_MX_INPUTS_NOTE,)),
-    _row(_CT, "mxfp8", ("mxfp8", "wide"), family=k.MXFP8, reach=Reach(75, archs=ROCM), notes=(_MX_INPUTS_NOTE,)),
-    _row(
+    row(_CT, "mxfp4", ("fp8_token", "fp8_group"), family=k.MXFP4_FP8, reach=sm(75)),
+    row(_CT, "mxfp4", ("mxfp4", "wide"), family=k.MXFP4_ALWAYS, reach=Reach(80, archs=ROCM)),
+    row(_CT, "mxfp8", ("mxfp8", "wide"), family=k.MXFP8, reach=Reach(75, archs=ROCM)),
+    row(
         _CT, ("mxfp6_e2m3", "mxfp6_e3m2"), (), refusal=f"{_NO_CT}: MXFP6 is read from Quark only",
         remedy="mxfp8 or mxfp4, or --to quark",
     ),
-    _row(_CT, (), (), refusal=_NO_CT, remedy="another preset; `narrowcast schemes` says who loads what"),
+    row(_CT, (), (), refusal=_NO_CT, remedy="another preset; `narrowcast schemes` says who loads what"),
 )  # fmt: skip
 
 _MODELOPT = (
-    _row(
+    row(
         _MO, (), (), formats=("NVFP4_AWQ", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "W4A8_AWQ"), refusal=_NO_MODELOPT,
         remedy="--to modelopt --preset nvfp4, or TensorRT-LLM",
     ),
-    _row(_MO, _TENSOR, "fp8_static", reach=ON_CPU, refusal=_CPU_TENSOR, remedy="fp8_dynamic"),
-    _row(_MO, (_TENSOR, _CHANNEL), ("fp8_static", "fp8_token"), family=k.FP8, reach=Reach(80, archs=ROCM + CPU)),
-    _row(_MO, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(80, archs=ROCM + CPU)),
-    _row(_MO, "nvfp4", "nvfp4", family=k.NVFP4, reach=Reach(75, archs=ROCM)),
-    _row(
+    row(_MO, _TENSOR, "fp8_static", reach=ON_CPU, refusal=_CPU_TENSOR, remedy="fp8_dynamic"),
+    row(_MO, (_TENSOR, _CHANNEL), ("fp8_static", "fp8_token"), family=k.FP8, reach=Reach(80, archs=ROCM + CPU)),
+    row(_MO, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(80, archs=ROCM + CPU)),
+    row(_MO, "nvfp4", "nvfp4", family=k.NVFP4, reach=Reach(75, archs=ROCM)),
+    row(
         _MO, "nvfp4", "wide", family=k.NVFP4_WEIGHT_ONLY, reach=Reach(75, archs=ROCM + CPU),
         failure="Forced NVFP4 kernel MarlinNvFp4LinearKernel is not supported: Marlin FP4 not available",
         remedy="NVIDIA, or the preset nvfp4, which ROCm emulates",
     ),
-    _row(_MO, "mxfp8", "mxfp8", family=k.MXFP8, reach=Reach(80, archs=ROCM)),
-    _row(
+    row(_MO, "mxfp8", "mxfp8", family=k.MXFP8, reach=Reach(80, archs=ROCM)),
+    row(
         _MO, ("int4", "int8_channel", "mxfp4", "nvfp4"), (), refusal=_NO_MODELOPT,
         remedy="compressed-tensors, where the preset is one of its own, or TensorRT-LLM", reach=ANY,
     ),
 )  # fmt: skip
 
 _QUARK_ROWS = (
-    _row(_QUARK, _TENSOR, _TOKEN, reach=ON_CPU, refusal=_CPU_TENSOR, remedy="fp8_dynamic"),
-    _row(_QUARK, (_TENSOR, _CHANNEL), _TOKEN, family=k.FP8, reach=Reach(89, archs=ROCM + CPU)),
-    _row(_QUARK, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(89, archs=ROCM + CPU)),
-    _row(
+    row(_QUARK, _TENSOR, _TOKEN, reach=ON_CPU, refusal=_CPU_TENSOR, remedy="fp8_dynamic"),
+    row(_QUARK, (_TENSOR, _CHANNEL), _TOKEN, family=k.FP8, reach=Reach(89, archs=ROCM + CPU)),
+    row(_QUARK, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(89, archs=ROCM + CPU)),
+    row(
         _QUARK, (_TENSOR, _CHANNEL, _BLOCK), (*_TOKEN, "fp8_group"), reach=CUDA, remedy="the same preset in "
         "compressed-tensors, which falls back to weight-only",
         refusal="Quantization scheme is not supported for the current GPU. Min capability: 89",
     ),
-    _row(
+    row(
         _QUARK, ("int8_channel", "int8_tensor"), ("int8_token", "int8_static", "int8_tensor"), family=k.INT8,
         reach=Reach(75, 99, ROCM + CPU),
     ),
-    _row(
+    row(
         _QUARK, ("int8_channel", "int8_tensor"), ("int8_token", "int8_static", "int8_tensor"), reach=sm(100),
         refusal=_INT8_REFUSED, remedy=_INT8_REMEDY,
     ),
-    _row(_QUARK, ("int4", "uint4"), "wide", family=k.MIXED, reach=Reach(75, archs=ROCM + CPU)),
-    _row(_QUARK, "nvfp4", "nvfp4", family=k.NVFP4, reach=Reach(75, archs=ROCM)),
-    _row(
+    row(_QUARK, ("int4", "uint4"), "wide", family=k.MIXED, reach=Reach(75, archs=ROCM + CPU)),
+    row(_QUARK, "nvfp4", "nvfp4", family=k.NVFP4, reach=Reach(75, archs=ROCM)),
+    row(
         _QUARK, "nvfp4", (), refusal="NotImplementedError: Multi-entry weight or activation quantization configs are "
         "only supported for NVFP4", remedy="the preset nvfp4, or compressed-tensors",
     ),
-    _row(_QUARK, "mxfp4", "fp8_static", family=k.MXFP4_STATIC_FP8, reach=Reach(75, archs=ROCM)),
-    _row(_QUARK, "mxfp4", ("mxfp4", "mxfp6", "wide"), family=k.MXFP4, reach=Reach(75, archs=ROCM)),
-    _row(
+    row(_QUARK, "mxfp4", "fp8_static", family=k.MXFP4_STATIC_FP8, reach=Reach(75, archs=ROCM)),
+    row(_QUARK, "mxfp4", ("mxfp4", "mxfp6", "wide"), family=k.MXFP4, reach=Reach(75, archs=ROCM)),
+    row(
         _QUARK, "mxfp4", (), refusal="ValueError: Unsupported activation quant key: QuantKey(f8e4m3fn, dynamic, "
         "per_tensor)", remedy="mxfp4 or mxfp4a16",
     ),
-    _row(
+    row(
         _QUARK, ("mxfp6_e2m3", "mxfp6_e3m2"), ("wide", "mxfp4", "mxfp6", "mxfp8"), family=k.MXFP6,
         reach=Reach(75, archs=ROCM),
     ),
-    _row(_QUARK, "mxfp8", ("mxfp8", "wide"), family=k.MXFP8, reach=Reach(75, archs=ROCM), notes=(_MX_INPUTS_NOTE,)),
-    _row(
+    row(_QUARK, "mxfp8", ("mxfp8", "wide"), family=k.MXFP8, reach=Reach(75, archs=ROCM)),
+    row(
         _QUARK, ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8", "nvfp4"), (), reach=ON_CPU,
         refusal="ValueError: Failed to find a kernel that can implement the layer", remedy="a GPU",
     ),
-    _row(_QUARK, (), (), refusal=_NO_QUARK, remedy="compressed-tensors, where the preset is one of its own"),
+    row(_QUARK, (), (), refusal=_NO_QUARK, remedy="compressed-tensors, where the preset is one of its own"),
 )  # fmt: skip
 
 _WORDS = (
-    _row(
+    row(
         _GPTQ, (), (), formats=("gptq desc_act", "gptq_v2 desc_act"), groups=(16, 32, 64, 128, 256, 512, 1024),
         refusal="GPTQ group activation ordering (desc_act=True) is no longer supported",
         remedy="--to compressed-tensors, which writes the columns in their own order",
     ),
-    _row(
+    row(
         _GPTQ, ("int4", "int8_group", "int8_channel"), "wide", family=k.MIXED, groups=k.MARLIN_GROUPS,
         reach=Reach(75, archs=ROCM + CPU),
     ),
-    _row(_GPTQ, ("int4", "int8_group", "int8_channel"), "wide", refusal=_GROUPS, remedy="groups of 32, 64 or 128"),
-    _row(
+    row(_GPTQ, ("int4", "int8_group", "int8_channel"), "wide", refusal=_GROUPS, remedy="groups of 32, 64 or 128"),
+    row(
         _GPTQ, (), (), refusal="Unsupported quantization config: only 4 and 8 bits, symmetric, are loaded",
         remedy="w4a16 or w8a16; asymmetric weights load from awq and compressed-tensors",
     ),
-    _row(_AWQ, (), (), formats=("gemv",), refusal="the gemv order is not loaded", remedy="--to awq writes gemm"),
-    _row(_AWQ, ("int4", "uint4"), "wide", family=k.MIXED, groups=k.MARLIN_GROUPS, reach=Reach(75, archs=ROCM + CPU)),
-    _row(_AWQ, ("int4", "uint4"), "wide", refusal=_GROUPS, remedy="groups of 32, 64 or 128"),
-    _row(
+    row(_AWQ, (), (), formats=("gemv",), refusal="the gemv order is not loaded", remedy="--to awq writes gemm"),
+    row(_AWQ, ("int4", "uint4"), "wide", family=k.MIXED, groups=k.MARLIN_GROUPS, reach=Reach(75, archs=ROCM + CPU)),
+    row(_AWQ, ("int4", "uint4"), "wide", refusal=_GROUPS, remedy="groups of 32, 64 or 128"),
+    row(
         _AR, (), (), formats=("auto_round",), refusal="Unsupported packing_format: auto_round, currently only support "
         "auto_round:auto_gptq, auto_round:auto_awq, auto_round:fp8, auto_round:llm_compressor",
         remedy="4 or 8 bits, symmetric, or 4 bits with zero points",
     ),
-    _row(
+    row(
         _AR, ("int4", "int8_group", "int8_channel", "uint4"), "wide", family=k.MIXED, groups=k.MARLIN_GROUPS,
         reach=Reach(75, archs=ROCM + CPU),
     ),
-    _row(
+    row(
         _AR, ("int4", "int8_group", "int8_channel", "uint4"), "wide", refusal=_GROUPS, remedy="groups of 32, 64 or 128"
     ),
-    _row(
+    row(
         _AR, (_TENSOR, _CHANNEL), (), refusal="INC block-wise FP8 requires a 2-D group_size",
         remedy="fp8_block, or --to compressed-tensors",
     ),
-    _row(_AR, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(75, archs=ROCM + CPU)),
-    _row(
+    row(_AR, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(75, archs=ROCM + CPU)),
+    row(
         _AR, "nvfp4", (), refusal="Unsupported data_type: nv_fp, currently only support {'int', 'fp', 'mx_fp'}",
         remedy="--to compressed-tensors changes no code and no scale",
     ),
-    _row(_AR, "mxfp4", (), family=k.MXFP4_ALWAYS, reach=Reach(80, archs=ROCM), notes=(_MX_INPUTS_NOTE,)),
-    _row(_AR, "mxfp8", (), family=k.MXFP8, reach=Reach(75, archs=ROCM), notes=(_MX_INPUTS_NOTE,)),
+    row(_AR, "mxfp4", (), family=k.MXFP4_ALWAYS, reach=Reach(80, archs=ROCM)),
+    row(_AR, "mxfp8", (), family=k.MXFP8, reach=Reach(75, archs=ROCM)),
 )  # fmt: skip
 
 _OTHERS = (
-    _row(
+    row(
         _FP8, "mxfp8", (), refusal="groups of 32 under quant_method fp8: the inputs would be scaled per element and "
         "Marlin, which is chosen, has no FP8 kernel for the group", remedy="--to modelopt or compressed-tensors",
     ),
-    _row(_FP8, _TENSOR, _TOKEN, reach=ON_CPU, refusal=_CPU_TENSOR, remedy="fp8_block"),
-    _row(_FP8, _TENSOR, _TOKEN, family=k.FP8, reach=Reach(75, archs=ROCM)),
-    _row(_FP8, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(75, archs=ROCM + CPU)),
-    _row(_FP8, "fp8_block", "fp8_group", family=k.FP8_BLOCK, reach=AMD),
-    _row(
+    row(_FP8, _TENSOR, _TOKEN, reach=ON_CPU, refusal=_CPU_TENSOR, remedy="fp8_block"),
+    row(_FP8, _TENSOR, _TOKEN, family=k.FP8, reach=Reach(75, archs=ROCM)),
+    row(_FP8, _BLOCK, "fp8_group", family=k.FP8_BLOCK, reach=Reach(75, archs=ROCM + CPU)),
+    row(_FP8, "fp8_block", "fp8_group", family=k.FP8_BLOCK, reach=AMD),
+    row(
         _FP8, "fp8_block", (), refusal=_BLOCKS_ONLY, remedy="blocks of 128x128",
     ),
-    _row(_FP8, "mxfp4", (), family=moe.MXFP4, experts=True),
-    _row("mxfp4", "mxfp4", "wide", family=moe.GPT_OSS, reach=Reach(80, archs=ROCM + CPU)),
-    _row(
+    row(_FP8, "mxfp4", (), family=moe.MXFP4, experts=True),
+    row("mxfp4", "mxfp4", "wide", family=moe.GPT_OSS, reach=Reach(80, archs=ROCM + CPU)),
+    row(
         "fbgemm-fp8", (), (), refusal="fbgemm_fp8 is a deprecated quantization method",
         remedy="--allow-deprecated-quantization, or --to compressed-tensors",
     ),
-    _row("torchao", (), ("fp8_token", "fp8_tensor", "fp8_static"), family=k.TORCHAO, reach=Reach(89, archs=CDNA3)),
-    _row(
+    row("torchao", (), ("fp8_token", "fp8_tensor", "fp8_static"), family=k.TORCHAO, reach=Reach(89, archs=CDNA3)),
+    row(
         "torchao", (), ("fp8_token", "fp8_tensor", "fp8_static"), refusal="torchao FP8 activation quantization "
         "requires GPU compute capability >= 8.9 (or AMD MI300+)", remedy="a weight-only config, or compressed-tensors",
     ),
-    _row("torchao", (), (), family=k.TORCHAO, reach=Reach(75, archs=CDNA3)),
+    row("torchao", (), (), family=k.TORCHAO, reach=Reach(75, archs=CDNA3)),
 )  # fmt: skip
 
 ENGINE = Engine(
