@@ -45,7 +45,8 @@ def salvage(path: Path, error: NarrowcastError) -> Found:
             readers[root / name] = Reader(root / name)
         except NarrowcastError as wrong:
             found.damaged += (name,)
-            found.file_refusals.append(Refusal(wrong))
+            if not wrong.problem.startswith("not a safetensors file"):  # else a rule says what it is
+                found.file_refusals.append(Refusal(wrong))
     entries = _entries(readers, found)
     rest = [
         file

@@ -1,0 +1,116 @@
+"""Rules about configs as texts: is it there, is it JSON, does it say one thing only."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+
+from narrowcast.audit.findings import Finding
+from narrowcast.audit.rules import rule
+from narrowcast.audit.salvage import parsed
+from narrowcast.audit.subject import Subject
+from narrowcast.containers.detect import BESIDE
+from narrowcast.store.folder import CONFIG
+from narrowcast.store.magic import wrong_file
+
+_LARGEST = 4 << 20  # bytes; tokenizers and vocabularies are larger and nobody edits them by hand
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+AGAIN = "download or copy the file again"
+
+
+def texts(subject: Subject) -> Iterator[tuple[str, bytes]]:
+    """JSON files at the top of the directory that have anything in them, by name."""
+    for file in subject.found.files:
+        path = subject.root / file
+        if len(file.parts) > 1 or file.suffix != ".json":
+            continue
+        content = _read(path)
+        if content:
+            yield str(file), content
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes() if path.stat().st_size <= _LARGEST else None
+    except OSError:
+        return None
+
+
+def _decides(name: str, subject: Subject) -> bool:
+    """Whether engines cannot do without this file."""
+    return name in (CONFIG, subject.found.index_name, *BESIDE)
+
+
+@rule("NC006", "error")
+def broken_json(subject: Subject) -> Iterator[Finding]:
+    """A JSON file does not parse.
+
+    What: config.json, an index, a tokenizer or generation config ends too early, has a comma too many, or is no JSON.
+    Why: an engine stops at it, or goes on without it: without generation_config.json with other stop tokens.
+    Fix: download or copy the file again; after an edit by hand, look at the place that is named.
+    False alarm: a file that only its name makes JSON and that no engine reads; it is a warning then.
+    """
+    for name, content in texts(subject):
+        value, problem = parsed(content)
+        other = wrong_file(content[:512])
+        page = other is not None and not other.what.startswith("a JSON")  # another rule says what it is
+        if page or (value is not None and not (_decides(name, subject) and not isinstance(value, dict))):
+            continue
+        if value is None and problem is None:
+            problem = "null"
+        yield Finding(
+            "the file is no JSON object", tensor=name, got=problem or f"a {type(value).__name__}", remedy=AGAIN,
+            severity=None if _decides(name, subject) else "warning",
+        )  # fmt: skip
+
+
+@rule("NC007", "error")
+def doubled_key(subject: Subject) -> Iterator[Finding]:
+    """A JSON file has a key twice.
+
+    What: one object in it gives the same key two values, mostly after a merge or an edit by hand.
+    Why: Python takes the last one, other readers the first or none: engines see two different configs.
+    Fix: remove one of the two.
+    False alarm: none known.
+    """
+    for name, content in texts(subject):
+        value, problem = parsed(content)
+        if value is not None and problem is not None:
+            yield Finding(problem, tensor=name, wanted="every key once", remedy="remove one of the two",
+                          severity=None if _decides(name, subject) else "warning")  # fmt: skip
+
+
+@rule("NC008", "error")
+def marked_json(subject: Subject) -> Iterator[Finding]:
+    """A JSON file begins with a byte-order mark.
+
+    What: an editor saved it as UTF-8 with a mark, or as UTF-16.
+    Why: transformers, and engines that use it, refuse the mark ("Unexpected UTF-8 BOM") or read garbage.
+    Fix: save the file as UTF-8 without a mark.
+    False alarm: a file that no engine reads.
+    """
+    for name, content in texts(subject):
+        if content.startswith(_MARKS):
+            yield Finding(
+                "the file begins with a byte-order mark", tensor=name, got=content[:3].hex(" "),
+                wanted="UTF-8 without a mark", remedy="save it as UTF-8 without a byte-order mark",
+            )  # fmt: skip
+
+
+@rule("NC009", "error")
+def missing_config(subject: Subject) -> Iterator[Finding]:
+    """config.json is missing.
+
+    What: the directory has weights and no config.
+    Why: no engine knows which model this is or how it is quantized; what is audited here without it is little.
+    Fix: copy config.json of the same save beside the weights.
+    False alarm: formats that do not need one (Mistral's params.json).
+    """
+    found = subject.found
+    if found.folder and Path(CONFIG) not in (*found.files, *found.links):
+        own = Path("params.json") in found.files
+        yield Finding(
+            "there is no config.json", tensor=CONFIG, wanted="the config.json of the model",
+            remedy="copy it beside the weights", severity="warning" if own else None,
+        )  # fmt: skip
