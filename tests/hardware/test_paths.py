@@ -149,6 +149,9 @@ def test_any_gpu_says_from_where() -> None:
     assert "computes in fp8 on NVIDIA from compute capability 8.9, gfx942, gfx950" in path.notes
     assert "runs on NVIDIA of compute capability 9.0" in paths("vllm", CT, presets["w4afp8"].linear).notes
     assert any("7.5 to 9.0" in note for note in paths("vllm", CT, presets["int8"].linear).notes)
+    # On AMD it takes an optional package, which "any GPU" does not count where others need none.
+    assert paths("vllm", CT, presets["mxfp4"].linear).notes[0] == "runs on NVIDIA from compute capability 8.0"
+    assert paths("sglang", "quark", presets["mxfp4"].linear).package == "aiter"
     nvfp4 = paths("sglang", CT, presets["nvfp4"].linear)
     assert nvfp4.notes == (
         "runs on NVIDIA from compute capability 8.0", "computes in nvfp4 on NVIDIA from compute capability 10.0",
