@@ -1,0 +1,131 @@
+"""Rules about sizes: blocks and groups that do not divide a matrix, alone or shared by tensor-parallel ranks.
+
+    column   each rank has N / tp rows         q, k, v, gate, up        whole blocks of rows
+    row      each rank has K / tp columns      o, down                  whole blocks and groups of columns
+
+Matrices that are fused are split one by one: gate and up of 320 rows are 640 together, which is five blocks of 128,
+and neither is a number of blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from narrowcast.audit.findings import Finding
+from narrowcast.audit.rules import rule
+from narrowcast.audit.subject import Subject
+from narrowcast.jobs.coded import Coded
+from narrowcast.model.fused import fused_groups
+from narrowcast.store.checkpoint import text_config
+
+_ROW = frozenset({"o_proj", "down_proj", "w2", "wo", "out_proj", "dense_4h_to_h", "c_proj", "fc2", "wo_b"})
+_WHOLE = frozenset(
+    {"q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv_a_with_mqa", "wkv", "wgate", "weights_proj"}
+)
+_SURE = frozenset({"attention", "mlp", "expert", "shared_expert"})
+
+
+def _split(name: str) -> Literal["column", "row"] | None:
+    """How engines split a layer; None where every rank has all of it."""
+    leaf = name.rpartition(".")[2]
+    return None if leaf in _WHOLE else "row" if leaf in _ROW else "column"
+
+
+def _layers(subject: Subject) -> Iterator[tuple[str, Coded, bool, bool]]:
+    """Quantized linear layers, one for each kind of name and shape, with whether it is fused and the last of its group.
+    Expert and layer numbers never decide, so the first of each kind speaks for all."""
+    held = {name: one for name, one in subject.quantized.items() if one.role in _SURE}
+    seen: set[tuple[str, object, str]] = set()
+    for members in fused_groups(held):
+        for name in members:
+            coded = held[name].coded
+            assert coded is not None
+            kind = (re.sub(r"\d+", "#", name), coded.shape, coded.how.scheme.name)
+            if kind not in seen:
+                seen.add(kind)
+                yield name, coded, len(members) > 1, name == members[-1]
+
+
+def _alike(subject: Subject, name: str) -> int:
+    shape = re.sub(r"\d+", "#", name)
+    return sum(re.sub(r"\d+", "#", other) == shape for other in subject.quantized)
+
+
+@rule("NC560", "info")
+def cut_tiles(subject: Subject) -> Iterator[Finding]:
+    """A matrix's rows or columns are no multiple of its blocks or groups.
+
+    What: The last block or group of a layer is cut off at the edge of the matrix.
+    Why: vLLM takes a cut block only at the end of a fused layer and on one rank, so not in gate_proj; SGLang nowhere in
+    one; transformers reads whole blocks only. Groups must divide K everywhere but in the toolkits that wrote them.
+    Fix: Quantize with a smaller block or group, or per channel.
+    False alarm: It is an error only where the engine that was asked for (--for) refuses it.
+    """
+    from narrowcast.hardware.tensor_parallel import partial_tiles, tp_problems
+
+    for name, coded, fused, last in _layers(subject):
+        linear, how = coded.stored.linear, coded.how
+        cut = partial_tiles(linear, coded.shape)
+        if cut is None:
+            continue
+        refused = None
+        if subject.engine is not None:
+            container, split = str(subject.container), _split(name) or "column"
+            refused = tp_problems(
+                subject.engine, container, linear, coded.shape, 1, split, fused=fused, last=last
+            )
+        whole = subject.engine == "transformers" and subject.engine in how.whole
+        refused = refused or ("transformers reads whole blocks only" if whole else None)
+        yield Finding(
+            f"{cut}: tiles are cut off at the edge" + (f"; {subject.engine} refuses it" if refused else ""),
+            severity="error" if refused else None, tensor=name, got=f"{coded.shape[0]}x{coded.shape[1]}",
+            wanted=f"whole tiles of {how.scheme.name}" + (f": {refused}" if refused else ""),
+            remedy="quantize with a smaller block or group, or per channel", count=_alike(subject, name),
+        )  # fmt: skip
+
+
+@rule("NC561", "error")
+def ranks_cut_tiles(subject: Subject) -> Iterator[Finding]:
+    """A tensor-parallel size breaks blocks, groups or words of the weights.
+
+    What: With the size that was asked for (--tp), a rank's part of a layer is no whole number of blocks, groups or
+    packed words. Fused layers are split one by one, so gate and up must each divide.
+    Why: The engine refuses to build the layer, or has no kernel for the rank's part.
+    Fix: Choose one of the sizes that the finding gives, or quantize with a smaller block or per channel.
+    False alarm: Expert parallelism, which splits no matrix.
+    """
+    from narrowcast.hardware.tensor_parallel import tp_problems
+
+    if subject.tp == 1:
+        return
+    engine, container = subject.engine or "vllm", str(subject.container)
+    for name, coded, fused, last in _layers(subject):
+        split = _split(name)
+        if split is None:
+            continue
+        problems = {
+            tp: tp_problems(
+                engine, container, coded.stored.linear, coded.shape, _ranks(subject, name, tp), split,
+                fused=fused, last=last,
+            )
+            for tp in sorted({1, 2, 4, 8, 16, 32, subject.tp})
+        }  # fmt: skip
+        said = problems[subject.tp]
+        if said is None:
+            continue
+        sizes = [tp for tp, problem in problems.items() if problem is None]
+        yield Finding(
+            f"{said}, with {subject.tp} ranks", tensor=name, got=f"{coded.shape[0]}x{coded.shape[1]}, split by {split}",
+            wanted=f"--tp {' or '.join(map(str, sizes))}" if sizes else "another block: no size keeps it whole",
+            remedy="choose another --tp, a smaller block, or scales per channel", count=_alike(subject, name),
+            facts={"sizes": sizes},
+        )  # fmt: skip
+
+
+def _ranks(subject: Subject, name: str, tp: int) -> int:
+    """Parts that a layer is split into: keys and values are copied where there are more ranks than their heads."""
+    heads = text_config(subject.config).get("num_key_value_heads")
+    shared = name.rpartition(".")[2] in ("k_proj", "v_proj", "wk", "wv")
+    return min(tp, heads) if shared and isinstance(heads, int) and heads > 0 else tp
