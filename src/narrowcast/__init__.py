@@ -4,6 +4,7 @@
     narrowcast.quantize("SmolLM2-135M", "out", preset="nvfp4a16")      a checkpoint on disk
     narrowcast.convert("out", "plain", "plain")                        into another container
     narrowcast.compare("SmolLM2-135M", "out").worst[0].sqnr            what that changed
+    narrowcast.audit("out", against="SmolLM2-135M").passed             whether anything is silently wrong
     q = narrowcast.quantize_tensor(x, "nvfp4")                         one tensor in memory
     narrowcast.dequantize(q), narrowcast.error_report(x, q)
     narrowcast.formats["e2m1"].max, narrowcast.schemes["mxfp4"], narrowcast.presets["w4a16"]
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from narrowcast._version import __version__
 
 if TYPE_CHECKING:
-    from narrowcast import errors
+    from narrowcast import audit, errors
     from narrowcast.api import compare, convert, dequantize, error_report, quantize, quantize_tensor, recode
     from narrowcast.numbers.formats import formats
     from narrowcast.runtime.fakequant import fake_quantize
@@ -42,14 +43,14 @@ _HOMES = {
 }
 
 __all__ = [
-    "__version__", "compare", "convert", "dequantize", "error_report", "errors", "fake_quantize", "formats",
+    "__version__", "audit", "compare", "convert", "dequantize", "error_report", "errors", "fake_quantize", "formats",
     "presets", "quantize", "quantize_tensor", "recode", "schemes",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module("narrowcast.errors")
+    if name in ("audit", "errors"):
+        return import_module(f"narrowcast.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'narrowcast' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

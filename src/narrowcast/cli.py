@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
 from narrowcast.errors import NarrowcastError
-from narrowcast.verbs import checkpoints, numbers
+from narrowcast.verbs import audits, checkpoints, numbers
 from narrowcast.verbs.answering import discard
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
@@ -30,6 +30,8 @@ RUNS: Runs = {
     "quantize": checkpoints.run_quantize,
     "convert": checkpoints.run_convert,
     "compare": checkpoints.run_compare,
+    "audit": audits.run_audit,
+    "rules": audits.run_rules,
     "vectors": numbers.run_vectors,
 }
 

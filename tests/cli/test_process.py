@@ -79,6 +79,8 @@ sys.exit(code)
         (["formats", "e4m3fn"], False),
         (["schemes"], False),
         (["presets", "w4a16"], False),
+        (["rules"], False),
+        (["rules", "nonfinite-scale"], False),
         (["formats", "--bits", "00111000"], True),
         (["roundtrip", "randn:64"], True),
     ],
@@ -99,7 +101,7 @@ def test_the_package_imports_nothing() -> None:
     assert done.stdout == "False False\n"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["formats"]])
+@pytest.mark.parametrize("words", [["--help"], ["formats"], ["rules"], ["audit", "--help"]])
 def test_light_commands_answer_in_a_blink(words: list[str]) -> None:
     """Under 0.3 s of processor time (a loaded machine stretches the clock on the wall); best of three."""
     best = 9.0
@@ -199,6 +201,8 @@ KEYS: dict[str, tuple[list[str], list[str]]] = {
     "scheme": (["schemes", "mxfp4"], ["scheme"]),
     "presets": (["presets"], ["presets"]),
     "preset": (["presets", "mxfp4"], ["preset"]),
+    "rules": (["rules"], ["rules"]),
+    "rule": (["rules", "NC110"], ["rule"]),
     "roundtrip": (["roundtrip", "randn:64"], ["source", "shape", "dtype", "seed", "results"]),
 }
 

@@ -7,20 +7,21 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 from narrowcast._version import __version__
-from narrowcast.arguments import checkpoints, numbers
+from narrowcast.arguments import audits, checkpoints, numbers
 from narrowcast.arguments.parser import Help, Parser, Verb
 from narrowcast.errors import UsageError
 
 Runs = Mapping[str, Callable[[argparse.Namespace], int]]
 _ROWS: dict[str, Verb] = {
-    verb.name: verb for verb in (*numbers.VERBS[:-1], *checkpoints.VERBS, numbers.VERBS[-1])
+    verb.name: verb for verb in (*numbers.VERBS[:-1], *checkpoints.VERBS, *audits.VERBS, numbers.VERBS[-1])
 }
 VERBS = tuple(_ROWS)
 
 DESCRIPTION = """\
 Low-precision LLM checkpoints, exact to the bit: what formats do to numbers,
 what schemes cost, what a checkpoint holds; to quantize one, to convert it into
-another container, and to compare it with another."""
+another container, to compare it with another, and to find what is silently
+wrong in it."""
 
 EXAMPLES = """\
 examples:
@@ -30,6 +31,7 @@ examples:
   narrowcast quantize SmolLM2-135M out --preset fp8_dynamic
   narrowcast convert DeepSeek-FP8 out --to plain
   narrowcast compare DeepSeek-FP8 out
+  narrowcast audit DeepSeek-FP8
 
 exit codes: 0 fine, 1 findings, 2 usage, 3 bad input, 4 undecided"""
 

@@ -18,3 +18,35 @@ Families are files here, and the first digit of a rule's code: 0 files, 1 scales
 
 This floor lies above the jobs, since rules see a checkpoint as the jobs do (``jobs.coded``, ``jobs.matching``).
 """
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from narrowcast.audit.run import Audit
+
+
+class _Callable(ModuleType):
+    """The package is the function too: importing any rule puts the package where ``narrowcast.audit`` is looked up,
+    so that a function of this name would be lost."""
+
+    def __call__(self, model: str | Path, **options: Any) -> Audit:
+        """Find what is silently wrong in a checkpoint.
+
+            found = narrowcast.audit("MODEL-NVFP4", against="MODEL")
+            found.passed, [(one.rule, one.tensor, one.said) for one in found.open_findings]
+
+        Options are those of the command: ``against``, ``engine`` (its ``--for``), ``gpu``, ``tp``, ``quick``,
+        ``select``, ``ignore``, ``settings``, ``workers``. Raises UsageError for names that do not exist, InputError
+        where there is nothing to open; whatever is wrong with what can be opened is a finding.
+        """
+        from narrowcast.audit.run import audit
+
+        return audit(model, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from narrowcast.arguments import VERBS, parsers
+from narrowcast.audit.rules import FAMILIES
 from narrowcast.numbers.formats import Format, formats
 from narrowcast.report.containers import LEGEND, container_rows, preset_rows
 from narrowcast.report.formats import bit_layout, format_page
+from narrowcast.report.rules import Row
+from narrowcast.report.rules import rows as rules
 from narrowcast.report.schemes import scales_words, scheme_page
 from narrowcast.report.tables import number
 from narrowcast.tensors.presets import EXCLUDED_ROLES, KV_SUFFIXES, presets
@@ -214,6 +217,36 @@ def containers_doc() -> list[str]:
     ]
 
 
+def rules_doc() -> list[str]:
+    lines = [
+        "# Rules",
+        "",
+        NOTE,
+        "",
+        "What `narrowcast audit` looks for ([guide](../audit.md)). Rules are selected and silenced by code, by the "
+        "beginning of a code or by name. *Reads* is how deep a rule looks: headers, scales, codes, or the parent as "
+        "well; `--quick` reads scales at most.",
+    ]
+    for digit, family in FAMILIES.items():
+        members = [row for row in rules().values() if row.code[2] == digit]
+        if members:
+            lines += ["", f"## {family.capitalize()} (NC{digit})", ""]
+            cells = [
+                (f"[{row.code}]({row.code}.md)", row.name, row.severity, row.reads, row.title)
+                for row in members
+            ]
+            lines += markdown(("code", "name", "severity", "reads", ""), cells)
+    return lines
+
+
+def rule_doc(row: Row) -> list[str]:
+    facts = f"{row.severity} · {row.family} · reads {row.reads} · [all rules](README.md)"
+    lines = [f"# {row.code} {row.name}", "", NOTE, "", facts, "", f"**{row.title}.**"]
+    for title, text in row.sections().items():
+        lines += ["", f"## {title}", "", text]
+    return lines
+
+
 def readme() -> str:
     """README.md with its table renewed."""
     text = README.read_text()
@@ -229,26 +262,36 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "presets.md": presets_doc,
     "cli.md": cli_doc,
     "containers.md": containers_doc,
+    "rules/README.md": rules_doc,
 }
 
 
 def pages() -> dict[str, str]:
     """File name to text, the same on every terminal."""
     os.environ["COLUMNS"] = "80"
-    made = {name: "\n".join(make()).rstrip() + "\n" for name, make in PAGES.items()}
+    lines = {name: make() for name, make in PAGES.items()}
+    lines |= {f"rules/{code}.md": rule_doc(row) for code, row in rules().items()}
+    made = {name: "\n".join(page).rstrip() + "\n" for name, page in lines.items()}
     return made | ({"../README.md": readme()} if README.is_file() else {})
 
 
 def main(argv: Sequence[str]) -> int:
     """Write the pages below docs/, or with --check compare them."""
-    stale = []
-    for name, text in pages().items():
+    made, stale = pages(), []
+    for name, text in made.items():
         path = FOLDER / name
         if path.is_file() and path.read_text() == text:
             continue
         stale.append(name)
         if "--check" not in argv:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
+    for path in (FOLDER / "rules").glob("*.md"):  # of rules that are no more
+        name = f"rules/{path.name}"
+        if name not in made:
+            stale.append(name)
+            if "--check" not in argv:
+                path.unlink()
     if stale and "--check" in argv:
         print(
             f"{', '.join(stale)} in docs/ differ from the code; run python -m narrowcast.report.docs",

@@ -18,23 +18,23 @@ SCHEMA = 1
 
 def record(verb: str, facts: Mapping[str, Any]) -> str:
     """The JSON text of one answer, keys in the order given."""
-    return json.dumps({"schema": SCHEMA, "verb": verb} | _plain(facts), indent=2, allow_nan=False)
+    return json.dumps({"schema": SCHEMA, "verb": verb} | plain(facts), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """``value`` in JSON's own types: enums by value, tuples and sets as lists, numpy scalars as numbers."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, set | frozenset):
-        return [_plain(part) for part in sorted(value)]
+        return [plain(part) for part in sorted(value)]
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, float):
         return value if isfinite(value) else str(value)
     if hasattr(value, "item"):
-        return _plain(value.item())
+        return plain(value.item())
     return str(value)

@@ -1,0 +1,67 @@
+"""Verbs that look for what is wrong: audit, rules."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from time import monotonic
+
+from narrowcast.errors import StorageError
+from narrowcast.verbs.answering import answer
+
+
+def run_audit(args: argparse.Namespace) -> int:
+    from narrowcast.audit.run import audit
+    from narrowcast.report.audit import Spent, audit_page, audit_record
+    from narrowcast.report.progress import Progress
+
+    quiet, bars = args.quiet or args.json, []
+
+    def progress(total: int, label: str) -> Progress:
+        bars.append(Progress(total, label, quiet=quiet))
+        return bars[-1]
+
+    if args.html is not None:
+        from narrowcast.report.figures import check_library
+
+        check_library()  # before the work, not after it
+    start = monotonic()
+    found = audit(
+        args.model,
+        against=args.against,
+        engine=args.engine,
+        gpu=args.gpu,
+        tp=args.tp,
+        quick=args.quick,
+        select=[code for text in args.select for code in text.split(",")],
+        ignore=[code for text in args.ignore for code in ([text] if "=" in text else text.split(","))],
+        settings=args.settings,
+        workers=args.workers,
+        progress=progress,
+    )
+    spent = Spent(monotonic() - start, sum(bar.done_bytes for bar in bars))
+    if args.sarif is not None:
+        from narrowcast.report.sarif import sarif_text
+
+        _write(args.sarif, sarif_text(found))
+    if args.html is not None:
+        from narrowcast.report.audit_page import html_page
+
+        _write(args.html, html_page(found, spent))
+    return answer(args, audit_page(found, spent), audit_record(found, spent)) or int(not found.passed)
+
+
+def _write(file: str, text: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError("the report cannot be written", where=file, got=error.strerror) from None
+
+
+def run_rules(args: argparse.Namespace) -> int:
+    from narrowcast.report import rules as pages
+
+    if args.name is None:
+        return answer(args, pages.rules_page(), {"rules": [row.to_json() for row in pages.rows().values()]})
+    row = pages.find(args.name)
+    return answer(args, pages.rule_page(row), {"rule": row.to_json()})
