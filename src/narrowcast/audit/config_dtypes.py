@@ -20,7 +20,7 @@ _NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp3
 _STORED = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
 
 
-def _said(subject: Subject) -> str | None:
+def said_dtype(subject: Subject) -> str | None:
     """The dtype of config.json, or of its text part; None where it says none that is known."""
     for part in (subject.config, text_config(subject.config)):
         said = part.get("dtype") or part.get("torch_dtype")
@@ -31,7 +31,7 @@ def _said(subject: Subject) -> str | None:
 
 def _in_fp16(subject: Subject) -> str | None:
     """Why the model is going to run in fp16, or None."""
-    if _said(subject) == "fp16":
+    if said_dtype(subject) == "fp16":
         return "config.json says float16"
     if subject.gpu is not None and subject.gpu.vendor == "nvidia" and "bf16" not in subject.gpu.formats:
         return f"{subject.gpu.name} has no bf16"
@@ -99,7 +99,7 @@ def other_dtype(subject: Subject) -> Iterator[Finding]:
     False alarm: A model that is meant to run in another dtype than it is stored in. float32, and float16 beside integer
     weights, are only mentioned.
     """
-    said, entries = _said(subject), subject.checkpoint.entries
+    said, entries = said_dtype(subject), subject.checkpoint.entries
     sizes: Counter[str] = Counter()
     for name, layer in subject.layers.items():
         entry = entries.get(f"{name}.weight") or entries.get(name)
