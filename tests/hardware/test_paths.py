@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from narrowcast.errors import UsageError
-from narrowcast.hardware.engines import engines, paths
+from narrowcast.hardware.engines import ENGINES, engines, paths, readers
 from narrowcast.hardware.gpus import gpus
 from narrowcast.numbers.formats import INT4, UINT4, formats
 from narrowcast.tensors.presets import LinearScheme, presets
@@ -177,7 +177,7 @@ def test_shapes_and_groups_choose_the_kernel() -> None:
     """CUTLASS W4A8 takes groups and multiples of 128, DeepGEMM multiples of 64 and 128, Marlin no group of 16."""
     h100, w4afp8 = gpus["h100"], presets["w4afp8"]
     assert paths("vllm", CT, w4afp8.linear, h100, shape=(4096, 4096)).kernels == ("CutlassW4A8",)
-    assert paths("vllm", CT, w4afp8.linear, h100, shape=(4096, 4160)).package == "humming"
+    assert paths("vllm", CT, w4afp8.linear, h100, shape=(4160, 4096)).package == "humming"
     assert paths("vllm", CT, w4afp8.with_group(64).linear, h100).package == "humming"
     block = presets["fp8_block"].linear
     assert paths("vllm", "fp8", block, gpus["b200"], shape=(4096, 4096)).kernels[0] == "DeepGemmFp8Block"
@@ -190,6 +190,28 @@ def test_shapes_and_groups_choose_the_kernel() -> None:
     assert refused.refusal is not None
     assert "group_sizes = [-1, 32, 64, 128]" in refused.refusal
     assert paths("vllm", "gptq", w4a16, gpus["a100"]).kernels[0] == "Marlin"
+
+
+CUT = [
+    # GPTQ takes any K; Marlin asks that groups divide it, and takes a group wider than K for one that is as wide
+    ("gptq", "w4a16", (160, 192), ("transformers",)),
+    ("gptq", "w4a16", (160, 64), ("vllm", "sglang", "transformers")),
+    ("gptq", "w4a16", (160, 256), ("vllm", "sglang", "transformers")),
+    ("auto-round", "w4a16", (160, 192), ("transformers",)),
+    (CT, "w4a16", (160, 192), ("transformers",)),
+    (CT, "w4afp8", (4096, 4160), ("transformers",)),
+    # transformers would take 160 rows under two scales for two blocks of 80
+    ("fp8", "fp8_block", (160, 128), ("vllm", "sglang", "tensorrt-llm")),
+    ("fp8", "fp8_block", (96, 128), ("vllm", "sglang", "tensorrt-llm", "transformers")),
+    (CT, "fp8_block", (160, 128), ("vllm", "sglang", "tensorrt-llm", "transformers")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("container", "preset", "shape", "who"), CUT)
+def test_tiles_that_an_edge_cuts(
+    container: str, preset: str, shape: tuple[int, int], who: tuple[str, ...]
+) -> None:
+    assert readers(container, presets[preset].linear, shape=shape) == who
 
 
 def test_words_of_the_container_decide() -> None:
@@ -251,6 +273,8 @@ def test_read_only_containers() -> None:
 
 
 def test_unknown_engine() -> None:
+    assert list(engines) == list(ENGINES) == [row.name for row in engines.values()]
+    assert readers("plain", None) == tuple(ENGINES)
     with pytest.raises(UsageError, match="unknown engine"):
         paths("vlm", CT, presets["fp8"].linear)
     assert {name: row.version for name, row in engines.items() if name != "tensorrt-llm"} == {

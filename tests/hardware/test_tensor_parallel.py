@@ -59,6 +59,8 @@ CASES = [
     ("vllm", "compressed-tensors", "w4a16", (1056, 4096), 8, "column", None),
     ("vllm", "quark", "w4a16", (1056, 4096), 8, "column", "N / 8 = 132 is not a multiple of 8"),
     ("tensorrt-llm", "modelopt", "w4a16", (1032, 4096), 8, "column", "N / 8 = 129 is not a multiple of 2"),
+    ("transformers", "fp8", "fp8_block", (4096, 320), 1, "row", "a block is found as shape / grid"),
+    ("vllm", "gptq", "w4a16", (4096, 320), 1, "row", "not divisible by group_size"),
     ("vllm", "modelopt", "fp8_block", (4096, 320), 1, "row", "K = 320 of a rank is not a multiple of 128"),
     ("vllm", "compressed-tensors", "w4afp8", (1536, 4096), 8, "column", "only with humming installed"),
     ("vllm", "compressed-tensors", "w4afp8", (1024, 4096), 8, "column", None),

@@ -131,9 +131,11 @@ def _part(name: str, whole: int, tp: int) -> str:
 def _no_kernel(
     engine: str, container: str, linear: LinearScheme, shape: tuple[int, int], tp: int, split: Split
 ) -> str | None:
-    """The refusal of a rank's part, where the whole matrix has a kernel."""
+    """The refusal of a rank's part, where the whole matrix has a kernel; on one rank that of the matrix itself, where
+    its shape is the reason."""
     if tp == 1:
-        return None
+        said = paths(engine, container, linear, shape=shape).refusal
+        return said if paths(engine, container, linear).refusal is None else None
     part = (shape[0] // tp, shape[1]) if split == "column" else (shape[0], shape[1] // tp)
     before, after = (paths(engine, container, linear, shape=each) for each in (shape, part))
     if before.refusal is None and after.refusal is not None:

@@ -20,38 +20,30 @@ from importlib import import_module
 
 from narrowcast.errors import UsageError
 from narrowcast.hardware.engines.choosing import Layer
-from narrowcast.hardware.engines.row import Engine, Kernel, Path, Reach, Row
+from narrowcast.hardware.engines.row import ENGINES, Engine, Kernel, Path, Reach, Row
 from narrowcast.hardware.gpus import GPU
 from narrowcast.tensors.presets import LinearScheme
 
-__all__ = ["Engine", "Engines", "Kernel", "Path", "Reach", "Row", "engines", "paths"]
-
-# Name to module; imported when it is asked for.
-_MODULES: Mapping[str, str] = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "tensorrt-llm": "tensorrt_llm",
-    "transformers": "transformers",
-}
+__all__ = ["ENGINES", "Engine", "Engines", "Kernel", "Path", "Reach", "Row", "engines", "paths", "readers"]
 
 
 class Engines(Mapping[str, Engine]):
-    """The engines by name; unknown names are refused with the nearest ones."""
+    """The engines by name, each imported when it is asked for; unknown names are refused with the nearest ones."""
 
     def __getitem__(self, name: str) -> Engine:
         key = name.lower().replace("_", "-")
-        if key not in _MODULES:
-            near = difflib.get_close_matches(key, _MODULES, 2)
+        if key not in ENGINES:
+            near = difflib.get_close_matches(key, ENGINES, 2)
             remedy = f"did you mean {', '.join(near)}?" if near else None
-            raise UsageError("unknown engine", got=name, wanted=", ".join(_MODULES), remedy=remedy)
-        found: Engine = import_module(f"narrowcast.hardware.engines.{_MODULES[key]}").ENGINE
+            raise UsageError("unknown engine", got=name, wanted=", ".join(ENGINES), remedy=remedy)
+        found: Engine = import_module(f"narrowcast.hardware.engines.{key.replace('-', '_')}").ENGINE
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+        return iter(ENGINES)
 
     def __len__(self) -> int:
-        return len(_MODULES)
+        return len(ENGINES)
 
 
 engines = Engines()
@@ -76,3 +68,19 @@ def paths(
     """
     layer = Layer(engines[engine], container, linear, shape, format, experts)
     return layer.anywhere() if gpu is None else layer.on(gpu)
+
+
+def readers(
+    container: str,
+    linear: LinearScheme | None,
+    *,
+    shape: tuple[int, int] | None = None,
+    format: str | None = None,
+    experts: bool = False,
+) -> tuple[str, ...]:
+    """The engines that load such a layer on some GPU, by name; see ``paths``. ``linear`` None is a layer of plain
+    floats, which all of them load."""
+    if linear is None:
+        return tuple(ENGINES)
+    about = {"shape": shape, "format": format, "experts": experts}
+    return tuple(name for name in ENGINES if paths(name, container, linear, **about).refusal is None)

@@ -36,13 +36,21 @@ class Layer:
     def rows(self) -> tuple[Row, ...]:
         """The engine's rows about such a layer, whatever the GPU."""
         weight, group = weight_kind(self.linear.weight), self.linear.weight.group
-        about = (self.container, weight, self.inputs, self.format, self.experts, group)
+        about = (self.container, weight, self.inputs, self.format, self.experts, group, self.cut)
         return tuple(row for row in self.engine.rows if row.fits(*about))
 
     @cached_property
     def inputs(self) -> str:
         """The kind of its input."""
         return input_kind(self.linear)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the last of several tiles is cut off by an edge of the matrix."""
+        return self.shape is not None and any(
+            0 < size < length and length % size
+            for length, size in zip(self.shape, self.linear.weight.inner.tile, strict=True)
+        )
 
     def on(self, gpu: GPU) -> Path:
         """The path on one GPU; a refusal without a remedy of its own names the GPUs that run the layer."""

@@ -9,12 +9,20 @@ The first row that fits decides, and of its family the kernels that fit remain, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.hardware.gpus import GPU
 from narrowcast.tensors.presets import LinearScheme
+
+# Engines by name, as people write them.
+ENGINES: Mapping[str, str] = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt-llm": "TensorRT-LLM",
+    "transformers": "transformers",
+}
 
 WEIGHT_ONLY = "bf16: weight only"
 EMULATED = "bf16: emulated"
@@ -89,8 +97,8 @@ class Row:
     """One entry: what it fits, and the family of kernels or the refusal.
 
     ``formats`` limits it to these words of the container (none: any word); ``experts`` to layers that are routed
-    experts (True) or are not (False); ``groups`` to group sizes. ``failure`` is what is said where no kernel of the
-    family is left.
+    experts (True) or are not (False); ``groups`` to group sizes; ``cut`` to matrices whose edge cuts a tile.
+    ``failure`` is what is said where no kernel of the family is left.
     """
 
     containers: tuple[str, ...]
@@ -101,6 +109,7 @@ class Row:
     formats: tuple[str, ...] = ()
     experts: bool | None = None
     groups: tuple[int, ...] | None = None
+    cut: bool = False
     refusal: str | None = None
     remedy: str | None = None
     notes: tuple[str, ...] = ()
@@ -112,7 +121,7 @@ class Row:
         return not (self.weights or self.inputs or self.formats)
 
     def fits(
-        self, container: str, weight: str, inputs: str, format: str | None, experts: bool, group: int
+        self, container: str, weight: str, inputs: str, format: str | None, experts: bool, group: int, cut: bool
     ) -> bool:  # fmt: skip
         """Whether the row is about such a layer, on whatever GPU."""
         return (
@@ -122,6 +131,7 @@ class Row:
             and (not self.formats or format in self.formats)
             and (self.experts is None or self.experts is experts)
             and (self.groups is None or group in self.groups)
+            and (cut or not self.cut)
         )
 
 
@@ -142,13 +152,17 @@ class Engine:
     """An engine at a version, its rows in order, and how it refuses what no row fits."""
 
     name: str
-    title: str
     version: str
     rows: tuple[Row, ...]
     unread: str
     remedy: str
     gpus: Reach
     source: str
+
+    @property
+    def title(self) -> str:
+        """The name as people write it."""
+        return ENGINES[self.name]
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,14 @@ _DENSE_W4A8 = (
 _INT8_REFUSED = "No implemented int8_scaled_mm for current compute capability"
 _INT_WEIGHTS = ("int4", "uint4", "int8_group", "int8_channel", "uint8", "int_odd", "uint_odd")
 
+_CUT = (
+    row(
+        (_CT, _GPTQ, _AWQ, _AR), _INT_WEIGHTS, "wide", cut=True,
+        refusal="a group that the edge of the matrix cuts is not loaded: Marlin asks for group sizes that divide K",
+        remedy="a group size that divides K, or scales per channel",
+    ),
+)  # fmt: skip
+
 _COMPRESSED_TENSORS = (
     row(_CT, (_TENSOR, _CHANNEL, _BLOCK), (*_TOKEN, "fp8_group"), family=_EXPERTS_FP8, experts=True),
     row(_CT, "nvfp4", ("nvfp4", "wide"), family=_EXPERTS_NVFP4, experts=True),
@@ -188,7 +196,7 @@ _OTHERS = (
 )  # fmt: skip
 
 ENGINE = Engine(
-    "sglang", "SGLang", "0.5.23", (*_COMPRESSED_TENSORS, *_MODELOPT, *_QUARK_ROWS, *_OTHERS),
+    "sglang", "0.5.23", (*_CUT, *_COMPRESSED_TENSORS, *_MODELOPT, *_QUARK_ROWS, *_OTHERS),
     "{container} is not among the quantization methods of SGLang 0.5.23", "--to compressed-tensors",
     Reach(0, archs=CDNA3), _SOURCE,
 )  # fmt: skip

@@ -97,6 +97,6 @@ _ROWS = (
 )  # fmt: skip
 
 ENGINE = Engine(
-    "tensorrt-llm", "TensorRT-LLM", "PyTorch backend, 2026", _ROWS,
+    "tensorrt-llm", "PyTorch backend, 2026", _ROWS,
     "{container} is not read by TensorRT-LLM's PyTorch backend", "--to modelopt", sm(80), _SOURCE,
 )  # fmt: skip

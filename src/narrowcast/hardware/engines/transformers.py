@@ -49,6 +49,11 @@ _ROWS = (
         refusal="one scale per tensor is looked for as weight_scale_inv and stored as weight_scale",
         remedy="fp8_block, or --to compressed-tensors",
     ),
+    row(
+        "fp8", (*_BLOCK, "mxfp8", "mxfp4"), cut=True,
+        refusal="a block is found as shape / grid, so where the edge cuts one, all are taken for smaller ones",
+        remedy="a block that divides the matrix, or fp8_dynamic in compressed-tensors",
+    ),
     row("fp8", (*_BLOCK, "mxfp8"), family=_library("finegrained-fp8", "fp8", sm(89)), reach=sm(89)),
     row(
         "fp8", (*_BLOCK, "mxfp8", "mxfp4"), family=_library("finegrained-fp8", DEQUANTIZED),
@@ -84,6 +89,6 @@ _ROWS = (
 )  # fmt: skip
 
 ENGINE = Engine(
-    "transformers", "transformers", "5.24.0", _ROWS, "transformers has no reader for {container}",
+    "transformers", "5.24.0", _ROWS, "transformers has no reader for {container}",
     "--to compressed-tensors", ANY, _SOURCE,
 )  # fmt: skip

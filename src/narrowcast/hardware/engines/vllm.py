@@ -76,6 +76,14 @@ def _experts() -> tuple[Row, ...]:
     return tuple(replace(row, experts=True) for row in rows)
 
 
+_CUT = (
+    row(
+        (_CT, _QUARK, _GPTQ, _AWQ, _AR), ("int4", "uint4", "int8_group", "uint8", "int_odd", "uint_odd"), (),
+        cut=True, refusal="in_features per partition is not divisible by group_size",
+        remedy="a group size that divides K, or scales per channel",
+    ),
+)  # fmt: skip
+
 _COMPRESSED_TENSORS = (
     row(_CT, _TENSOR, _TOKEN, reach=ON_CPU, refusal=_CPU_TENSOR, remedy="fp8_dynamic, whose scales are per channel"),
     row(_CT, (_TENSOR, _CHANNEL), _TOKEN, family=k.FP8, reach=Reach(89, archs=ROCM + CPU)),
@@ -260,7 +268,7 @@ _OTHERS = (
 )  # fmt: skip
 
 ENGINE = Engine(
-    "vllm", "vLLM", "0.32.0",
-    (*_experts(), *_COMPRESSED_TENSORS, *_MODELOPT, *_QUARK_ROWS, *_WORDS, *_OTHERS),
+    "vllm", "0.32.0",
+    (*_CUT, *_experts(), *_COMPRESSED_TENSORS, *_MODELOPT, *_QUARK_ROWS, *_WORDS, *_OTHERS),
     "{container} is not among the quantization methods of vLLM 0.32", "--to compressed-tensors", ANY, _SOURCE,
 )  # fmt: skip
