@@ -164,8 +164,8 @@ def unread_cache_scale(subject: Subject) -> Iterator[Finding]:
     <attention>.k_proj.k_scale.
     False alarm: a newer engine that knows more names than the table here.
     """
-    from narrowcast.containers.container import ENGINES
     from narrowcast.hardware.caches import reads_cache_scale
+    from narrowcast.hardware.engines import ENGINES
 
     container, tensors = subject.container or "", _unique(subject)
     for engine in [subject.engine] if subject.engine is not None else ENGINES:
