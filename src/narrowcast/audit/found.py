@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -69,6 +70,11 @@ class Found:
         table = (self.index or {}).get("weight_map")
         return table if isinstance(table, dict) else {}
 
+    @cached_property
+    def modules(self) -> dict[str, set[str]]:
+        """Tensor names by the module that they are pieces of, as the files have them."""
+        return by_module(self.checkpoint.entries)
+
     @property
     def lost(self) -> set[str]:
         """Tensors of shards that are absent or damaged, as far as an index names them."""
@@ -81,7 +87,7 @@ def module_of(tensor: str) -> str:
     return _PIECE.sub("", tensor)
 
 
-def by_module(names: Any) -> dict[str, set[str]]:
+def by_module(names: Iterable[str]) -> dict[str, set[str]]:
     """Tensor names by the module that they are pieces of."""
     found: dict[str, set[str]] = {}
     for name in names:

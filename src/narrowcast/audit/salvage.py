@@ -143,11 +143,11 @@ def _config(root: Path, found: Found) -> tuple[dict[str, Any] | None, bytes | No
         names = all(isinstance(name, str) for name in item) if isinstance(item, list) else True
         if item is not None and not (isinstance(item, kind) and names):
             del sound[key]
-            error = CheckpointError(
+            unsound = CheckpointError(
                 f"config.json: {key} is not {wanted}", where=root / CONFIG, got=repr(item)[:60],
                 wanted=f"{wanted}, or null", remedy="download or copy the file again",
             )  # fmt: skip
-            found.file_refusals.append(Refusal(error))
+            found.file_refusals.append(Refusal(unsound))
     return sound, content
 
 
@@ -166,12 +166,12 @@ def _index(root: Path, top: list[str], found: Found) -> None:
     table = value.get("weight_map") if isinstance(value, dict) else None
     if not isinstance(table, dict) or not table:
         problem = problem or ("no weight_map" if isinstance(value, dict) else None)
-        error = CheckpointError(
+        unsound = CheckpointError(
             "the index cannot be used", where=where, got=problem or type(value).__name__,
             wanted="a JSON object with a weight_map",
             remedy="`narrowcast repair` writes it anew where every shard is there",
         )  # fmt: skip
-        found.file_refusals.append(Refusal(error, repair="index"))
+        found.file_refusals.append(Refusal(unsound, repair="index"))
         return
     wrong = {
         name: shard for name, shard in table.items()
@@ -179,11 +179,11 @@ def _index(root: Path, top: list[str], found: Found) -> None:
     }  # fmt: skip
     if wrong:
         name, shard = next(iter(wrong.items()))
-        error = CheckpointError(
+        unsound = CheckpointError(
             f"the index places {len(wrong)} tensors in something that is no shard here, first {name!r}",
             where=where, got=repr(shard)[:80], wanted="the name of a .safetensors file beside the index",
         )  # fmt: skip
-        found.file_refusals.append(Refusal(error, repair="index"))
+        found.file_refusals.append(Refusal(unsound, repair="index"))
     sound = {name: shard for name, shard in table.items() if name not in wrong}
     found.index = {**value, "weight_map": sound} if sound else None
 
