@@ -91,7 +91,8 @@ def _ranks_of_bytes(ranks: Ranks, packing: Packing) -> Ranks:
     table = np.zeros(1 << packing.bits, np.uint8)
     table[: len(ranks)] = ranks
     table = table[np.arange(len(table)) ^ packing.flip]
-    return np.maximum.outer(table, table).reshape(-1) if packing.bits == 4 else table
+    pairs: Ranks = np.maximum.outer(table, table).reshape(-1)
+    return pairs if packing.bits == 4 else table
 
 
 def _codes(found: Counts, packing: Packing) -> Counts:
@@ -99,7 +100,8 @@ def _codes(found: Counts, packing: Packing) -> Counts:
     if packing.bits == 4:
         pairs = found.reshape(16, 16)
         found = pairs.sum(axis=0) + pairs.sum(axis=1)
-    return found[np.arange(len(found)) ^ packing.flip]
+    codes: Counts = found[np.arange(len(found)) ^ packing.flip]
+    return codes
 
 
 @cache
