@@ -126,25 +126,27 @@ def scan(held: Held) -> Scan:
 def pair_pass(
     subject: Subject, rules: Sequence[Rule], pool: Workers, progress: ProgressFactory
 ) -> Iterator[tuple[Rule, Finding]]:
-    """Every quantized matrix beside the parent's."""
-    from narrowcast.audit.pairs import Pair, look_at_pair
+    """Every tensor beside the parent's. What is far from it is looked into afterwards, so that which ones those are
+    does not depend on threads; then the rules see what is left of each pair."""
+    from narrowcast.audit.pairs import Pair, explain, look_at_pair
+    from narrowcast.jobs.matching import CACHE_SCALE, INPUT_SCALE
 
     todo = [
         (one, original)
-        for name, one in subject.quantized.items()
-        if (original := subject.originals.get(name)) is not None
+        for name, one in subject.held.items()
+        if one.role not in (INPUT_SCALE, CACHE_SCALE)
+        and (original := subject.originals.get(name)) is not None
     ]
     bar = progress(sum(a.nbytes + b.nbytes for a, b in todo), "comparing with the parent")
 
-    def work(both: tuple[Held, Held]) -> tuple[Pair, list[tuple[Rule, Finding]]]:
-        pair = look_at_pair(*both, subject)
-        with np.errstate(all="ignore"):
-            found = [(rule, finding) for rule in rules for finding in rule.check(pair)]
+    def work(both: tuple[Held, Held]) -> Pair:
+        pair = look_at_pair(*both)
         bar.advance(both[0].nbytes + both[1].nbytes)
-        return pair, found
+        return pair
 
     with pool.map(work, todo) as results:
-        for pair, found in results:
-            subject.pairs[pair.name] = pair
-            yield from found
+        subject.pairs.update((pair.name, pair) for pair in results)
     bar.done()
+    explain(subject, pool)
+    for pair in subject.pairs.values():
+        yield from ((rule, finding) for rule in rules for finding in rule.check(pair))
