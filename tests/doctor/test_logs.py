@@ -44,13 +44,13 @@ WHOLE = {
     "vllm_cpu_0_32_fp8_kv_unquantized": (
         "vllm",
         "0.32.0",
-        ["cast-to-fp16", "kv-fp8-unquantized", "kv-uncalibrated-risk", "eager", "loaded-into-other-dtype"],
+        ["cast-to-fp16", "kv-fp8-unquantized", "kv-quantized", "eager", "loaded-into-other-dtype"],
         ("attention",),
     ),
     "vllm_cpu_0_32_w4a16_fp8_kv": (
         "vllm",
         "0.32.0",
-        ["kv-uncalibrated-risk", "eager", "kv-scales-untold"],
+        ["kv-quantized", "eager", "kv-scales-untold"],
         ("attention",),
     ),
     "vllm_cpu_0_32_nvfp4a16_refused": (
@@ -65,11 +65,9 @@ WHOLE = {
         "0.11.0",
         [
             "weight-only-fp8",
-            "kv-scale-one",
             "kv-fp8-without-scales",
             "attention-uncalibrated",
-            "kv-uncalibrated-risk",
-            "q-scale-from-k",
+            "kv-quantized",
         ],
         ("linear kernel",),
     ),
@@ -180,7 +178,7 @@ def test_what_any_server_prints_makes_no_engine(line: str) -> None:
 
 
 def test_what_is_settled_later_replaces_auto() -> None:
-    config = "Initializing a V1 LLM engine (v0.32.0) with config: model='m', quantization=modelopt, kv_cache_dtype=auto, x"
+    config = "Initializing a V1 LLM engine (v0.32.0) with config: model='m', kv_cache_dtype=auto, x"
     kv = "Using fp8_e4m3 data type to store kv cache. Dynamic per-token-head scales will be computed at runtime."
     assert told(diagnose([config]))["KV cache dtype"] == ["auto"]
     assert told(diagnose([config, kv]))["KV cache dtype"] == ["fp8_e4m3"]

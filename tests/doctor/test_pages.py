@@ -75,3 +75,11 @@ def test_the_page_of_symptoms() -> None:
     lines = symptoms_page()
     assert max(map(len, lines)) <= 80
     assert all(re.search(rf"^  {name}  ", "\n".join(lines), re.M) for name in symptoms)
+
+
+def test_the_manual_says_what_the_program_does() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    path = next(path for path in LOGS if path.stem == "vllm_0_11_fp8_ampere")
+    assert "\n".join(["```text", *doctor_page(diagnose(read(path))), "```"]) in manual
+    rows = [f"| `{row.name}` | {row.seen} |" for row in symptoms.values()]
+    assert "\n".join(rows) + "\n\n" in manual

@@ -18,7 +18,7 @@ FIRING = [
     if not line.startswith("#")
 ]
 # One line may rightly give two findings.
-TOGETHER = {"weight-only-block-format", "kv-uncalibrated-risk", "failed-later", "ends-in-error"}
+TOGETHER = {"weight-only-block-format", "kv-quantized", "failed-later", "ends-in-error"}
 # The engine that a lone line is read as where it does not show it itself.
 BANNERS = {
     "vllm": "(APIServer pid=1) INFO 11-30 01:00:00 [api_utils.py:347] vLLM server version 0.0.1, serving model m",

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from doctor import vllm_messages
 from narrowcast.doctor import find, symptoms
 from narrowcast.doctor.conjunctions import CONJUNCTIONS
 from narrowcast.doctor.reading import COMPLAINTS, KINDS
@@ -100,3 +101,26 @@ def test_every_symptom_has_causes_to_check() -> None:
         assert len(row.causes) >= 3
         titles = [cause.title for cause in row.causes]
         assert len(titles) == len(set(titles))
+
+
+# SGLang 0.5.23, docs.sglang.ai/advanced_features/server_arguments.
+SGLANG_FLAGS = {
+    "--chunked-prefill-size",
+    "--context-length",
+    "--enable-deterministic-inference",
+    "--fp8-gemm-backend",
+    "--mem-fraction-static",
+    "--moe-runner-backend",
+    "--quantization-param-path",
+    "--tp",
+}
+OURS = {"--against", "--dry-run", "--for", "--gpu", "--min-sqnr", "--preset", "--symptom", "--to"}
+
+
+def test_flags_exist() -> None:
+    source = vllm_messages.source()
+    if source is None:
+        pytest.skip("the engine's environment (.venv-engine) is not installed; engines/setup.sh makes it")
+    theirs = set(re.findall(r'"(--[a-z][a-z0-9-]+)"', (source / "engine" / "arg_utils.py").read_text()))
+    used = {flag for text in TEXTS for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)}
+    assert used - theirs - SGLANG_FLAGS - OURS == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from narrowcast.doctor.rows import VLLM, Conjunction
+from narrowcast.doctor.vllm_numbers import CALIBRATED
 
 _FP8_KV = r"^fp8(?:_e4m3)?$"
 
@@ -11,12 +12,11 @@ CONJUNCTIONS = (
         "kv-fp8-without-scales",
         "warning",
         VLLM,
-        "The KV cache is FP8 with scale 1.0 and the checkpoint gave no scale of queries either: nothing in "
-        "it was "
-        "calibrated for an FP8 cache.",
-        "The accuracy of long prompts is left to chance; models without QK norm suffer most.",
-        "--kv-cache-dtype auto until there are scales; `narrowcast audit MODEL --for vllm` confirms that "
-        "they are absent.",
+        "The FP8 KV cache runs on the scale 1.0 and the checkpoint has no scale of queries: its KV scales are missing, "
+        "or placeholders of 1.0.",
+        "Keys and values beyond 448 are clipped and small ones lose bits. Often harmless for values; keys of models "
+        "without QK norm can reach hundreds, and then long prompts degrade or answers turn into noise.",
+        f"`narrowcast audit MODEL --for vllm` tells missing from 1.0. {CALIBRATED}",
         facts=(("KV cache dtype", _FP8_KV),),
         complaints=("kv-scale-one", "q-scale-from-k"),
     ),

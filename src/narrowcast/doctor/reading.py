@@ -185,7 +185,9 @@ class _Reader:
             if set(one.row.engines) & set(engines) and one.count >= one.row.least
         ]
         findings = [one.finding() for one in seen]
-        findings += _together(engines, known, {one.name: one for one in findings})
+        together = list(_together(engines, known, {one.name: one for one in findings}))
+        spoken_for = {name for row, _ in together for name in row.complaints}
+        findings = [one for one in findings if one.name not in spoken_for] + [one for _, one in together]
         findings += [*self._several(), *self._ended(findings)]
         findings.sort(key=lambda one: (SEVERITIES.index(one.severity), one.first))
         running = [Running(kind, what, line) for (kind, what), line in known.items() if kind != "version"]
@@ -244,7 +246,7 @@ def _settled(facts: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
 
 def _together(
     engines: tuple[str, ...], known: dict[tuple[str, str], int], found: dict[str, Finding]
-) -> Iterator[Finding]:
+) -> Iterator[tuple[Conjunction, Finding]]:
     kinds = {kind for kind, _ in known}
     for row in CONJUNCTIONS:
         if set(row.engines) & set(engines) and not any(name in kinds or name in found for name in row.absent):
@@ -252,7 +254,7 @@ def _together(
             if all(evidence):
                 line, first = max((one for one in evidence if one is not None), key=lambda one: one[1])
                 texts = (row.said, row.consequence, row.remedy)
-                yield Finding(row.name, row.severity, *texts, line=line, count=1, first=first)
+                yield row, Finding(row.name, row.severity, *texts, line=line, count=1, first=first)
 
 
 def _evidence(

@@ -57,7 +57,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class Conjunction:
-    """What several lines say together, or one says and another ought to have said.
+    """What several lines say together, or one says and another ought to have said; it speaks for its ``complaints``.
 
     ``facts`` pairs a kind with a regex on what was told of it; all must be there, as must all ``complaints``;
     of ``absent``, which names kinds and complaints, nothing may be.

@@ -31,7 +31,8 @@ _KV_SCALE = Cause(
     "FP8 KV cache with scale 1.0",
     "Keys beyond 448 are clipped and each further token reads more of them. Models without QK norm suffer "
     "most.",
-    "`narrowcast doctor LOG` (kv-scale-one, kv-scale-missing); the same prompt with --kv-cache-dtype auto",
+    "`narrowcast doctor LOG` (kv-fp8-without-scales, kv-fp8-unquantized, kv-scale-one, kv-scale-missing); the same "
+    "prompt with --kv-cache-dtype auto",
     "calibrated k_scale and v_scale, or --kv-cache-dtype auto, or fp8_per_token_head on vLLM",
 )
 _FUSED = Cause(

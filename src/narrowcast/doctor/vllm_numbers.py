@@ -6,7 +6,7 @@ from narrowcast.doctor.rows import SGLANG, VLLM, Complaint
 
 _QUANT = "vLLM 0.32 model_executor/layers/quantization/"
 _LOADER = "vLLM 0.32 model_executor/model_loader/"
-_CALIBRATED = (
+CALIBRATED = (
     "Use a checkpoint with calibrated k_scale and v_scale; or --kv-cache-dtype auto; or, without "
     "calibration, "
     "--kv-cache-dtype fp8_per_token_head, where the backend has it."
@@ -34,7 +34,7 @@ _KV = (
         "Keys and values beyond 448 are clipped and small ones lose bits. Often harmless for values; keys "
         "of models "
         "without QK norm can reach hundreds, and then long prompts degrade or answers turn into noise.",
-        f"`narrowcast audit MODEL --for vllm` tells missing from 1.0. {_CALIBRATED}",
+        f"`narrowcast audit MODEL --for vllm` tells missing from 1.0. {CALIBRATED}",
         _QUANT + "kv_cache.py",
     ),
     Complaint(
@@ -58,7 +58,7 @@ _KV = (
         "FP8 attention runs with q_scale {q} and prob_scale {prob}, which nobody calibrated.",
         "Queries and attention probabilities are rounded to FP8 by chance scales; the loss grows with the "
         "prompt.",
-        _CALIBRATED,
+        CALIBRATED,
         _QUANT + "kv_cache.py",
     ),
     Complaint(
@@ -97,7 +97,7 @@ _KV = (
         "vLLM 0.32 utils/torch_utils.py",
     ),
     Complaint(
-        "kv-uncalibrated-risk",
+        "kv-quantized",
         "info",
         VLLM,
         ("proper",),
