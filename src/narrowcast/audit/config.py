@@ -20,7 +20,7 @@ from narrowcast.audit import (
     config_patterns,
     config_sizes,
 )
-from narrowcast.audit.config_said import beside, kept, method, promised, promises, source
+from narrowcast.audit.config_said import beside, method, promised, promises, source
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.opening import Refusal, module_of
 from narrowcast.audit.rules import rule
@@ -122,10 +122,10 @@ def quantized_and_kept(subject: Subject) -> Iterator[Finding]:
     """
     if subject.quantization.get("quantized_layers"):
         return  # ModelOpt's list of layers goes before what is excluded
-    entries = kept(subject)
+    by = {name: entry for entry, names in reversed(subject.kept.items()) for name in names}
     for name, layer in subject.layers.items():
-        entry = next((entry for entry in entries if layer.quantized and entry.takes(name)), None)
-        if entry is None:
+        entry = by.get(name)
+        if entry is None or not layer.quantized:
             continue
         way: str = entry.kind
         if way == "name" and name.startswith(f"{entry.text}."):

@@ -125,7 +125,7 @@ def _asked(by: str, block: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         kind = str(block.get("data_type") or "int")
         if isinstance(block.get("group_size"), list):
             yield from ((key,) for key in _FP8_BLOCKS)
-        elif "mx_fp" in kind and block.get("bits") == 8:
+        elif "mx_fp" in kind and any(key in block for key in _MXFP8):  # none of them: inputs stay wide
             yield from ((key,) for key in _MXFP8)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from narrowcast.audit.config_said import CLASSES, Kept, Layer, kept, method, promised, source
+from narrowcast.audit.config_said import CLASSES, Kept, Layer, method, promised, source
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
@@ -50,8 +50,8 @@ def entry_without_match(subject: Subject) -> Iterator[Finding]:
     """
     layers, takes = subject.layers, promised(subject)
     names = list(layers)
-    for entry in kept(subject):
-        if any(entry.takes(name) for name in names) or entry.kind == "class":
+    for entry, taken in subject.kept.items():
+        if taken or entry.kind == "class":
             continue
         if any(name.startswith(f"{entry.text}.") for name in names):
             continue  # another rule
@@ -97,8 +97,9 @@ def pattern_without_end(subject: Subject) -> Iterator[Finding]:
     Fix: End the expression with ``$``, or with ``\\..*`` where everything below is meant.
     False alarm: An abbreviation that was meant so.
     """
-    for entry in kept(subject):
-        over = _cut_short(entry, subject.layers) if entry.kind == "regex" else []
+    for entry, taken in subject.kept.items():
+        layers = {name: subject.layers[name] for name in taken}
+        over = _cut_short(entry, layers) if entry.kind == "regex" else []
         if over:
             yield Finding(
                 f"{entry.text!r} in {entry.key} has no end and also takes {some(over, 1)}", tensor=entry.where,
@@ -119,12 +120,12 @@ def pattern_for_other_layers(subject: Subject) -> Iterator[Finding]:
     Fix: Write ``re:model\\.layers\\.1\\..*``.
     False alarm: None known.
     """
-    for entry in kept(subject):
+    for entry, taken in subject.kept.items():
         numbers = _LAYER.findall(entry.expression) if entry.kind == "regex" else []
         if len(numbers) != 1:
             continue
         other = re.compile(rf"(?:^|\.)layers\.(?!{numbers[0]}\.)\d+\.")
-        over = [name for name in subject.layers if other.search(name) and entry.takes(name)]
+        over = [name for name in taken if other.search(name)]
         if over:
             yield Finding(
                 f"{entry.text!r} in {entry.key} names layer {numbers[0]} and also takes {some(over, 1)}",
@@ -145,12 +146,10 @@ def name_within_names(subject: Subject) -> Iterator[Finding]:
     """
     if method(subject) not in ("modelopt", "awq"):
         return
-    for entry in kept(subject):
+    for entry, taken in subject.kept.items():
         whole = re.compile(rf"(?:^|.*\.){re.escape(entry.text)}(?:\.|$)")
-        over = [
-            name for name, layer in subject.layers.items()
-            if entry.kind == "name" and layer.linear and entry.text in name and not whole.match(name)
-        ]  # fmt: skip
+        named = [name for name in taken if entry.kind == "name" and subject.layers[name].linear]
+        over = [name for name in named if entry.text in name and not whole.match(name)]
         if over:
             yield Finding(
                 f"{entry.text!r} in {entry.key} is a part of other names and also takes {some(over, 1)}",
@@ -170,9 +169,9 @@ def entry_for_a_parent(subject: Subject) -> Iterator[Finding]:
     False alarm: None known.
     """
     layers, takes = subject.layers, promised(subject)
-    for entry in kept(subject):
-        below = [name for name in layers if name.startswith(f"{entry.text}.")]
-        if not below or any(entry.takes(name) for name in layers):
+    for entry, taken in subject.kept.items():
+        below = [] if taken else [name for name in layers if name.startswith(f"{entry.text}.")]
+        if not below:
             continue
         plain = [n for n in below if layers[n].linear and not layers[n].quantized and takes and takes(n)]
         yield Finding(
@@ -192,7 +191,7 @@ def broken_pattern(subject: Subject) -> Iterator[Finding]:
     Fix: Correct the expression.
     False alarm: None known.
     """
-    entries = [(entry.text, entry.key, entry.expression) for entry in kept(subject) if entry.kind == "regex"]
+    entries = [(entry.text, entry.key, entry.expression) for entry in subject.kept if entry.kind == "regex"]
     entries += [(target, "targets", target[3:]) for target in _targets(subject) if target.startswith("re:")]
     for text, key, expression in entries:
         try:
@@ -249,10 +248,10 @@ def kind_kept_by_one_entry(subject: Subject) -> Iterator[Finding]:
     """
     linear = [layer for layer in subject.layers.values() if layer.linear]
     quantized = {layer.role for layer in linear if layer.quantized}
-    for entry in kept(subject):
+    for entry, taken in subject.kept.items():
         for role in sorted({layer.role for layer in linear} - quantized):
             kind = [layer.name for layer in linear if layer.role == role]
-            if quantized and len(kind) > 1 and all(entry.takes(name) for name in kind):
+            if quantized and len(kind) > 1 and set(kind) <= set(taken):
                 yield Finding(
                     f"{entry.text!r} in {entry.key} keeps all {len(kind)} {role} layers", tensor=entry.where,
                     got=f"{len(kind)} wide {role} layers", count=len(kind),

@@ -44,6 +44,7 @@ KEYS = (
 )  # fmt: skip
 Kind = Literal["name", "regex", "glob", "class"]
 CLASSES = ("Linear", "LinearBase", "Embedding")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _TAIL = re.compile(r"(?:^|\.)(layers\.\d+\..*)$")
 
 
@@ -182,6 +183,22 @@ def kept(subject: Subject) -> list[Kept]:
     return list(found.values())
 
 
+def taken(entries: list[Kept], names: list[str]) -> dict[Kept, list[str]]:
+    """The layers that each entry takes. One expert of a layer stands for all, unless the entry speaks of experts."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_EXPERT.sub(".experts.0.", name, count=1), []).append(name)
+    found = {}
+    for entry in entries:
+        if "expert" in entry.text:
+            found[entry] = [name for name in names if entry.takes(name)]
+        else:
+            found[entry] = [
+                name for one, all_of_it in alike.items() if entry.takes(one) for name in all_of_it
+            ]
+    return found
+
+
 def _lists(block: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     for key in KEYS:
         if isinstance(block.get(key), list):
@@ -211,8 +228,8 @@ def promised(subject: Subject) -> Callable[[str], bool] | None:
     )
     if by not in ("fp8", "modelopt", "awq", "gptq", "quark", "fbgemm-fp8") or mixed or named:
         return None
-    entries = kept(subject)
-    return lambda module: not any(entry.takes(module) for entry in entries)
+    left = {name for names in subject.kept.values() for name in names}
+    return lambda module: module not in left
 
 
 def promises(subject: Subject) -> bool:

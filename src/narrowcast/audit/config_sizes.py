@@ -66,7 +66,7 @@ def cut_tiles(subject: Subject) -> Iterator[Finding]:
     from narrowcast.hardware.tensor_parallel import partial_tiles, tp_problems
 
     for name, coded, fused, last in _layers(subject):
-        linear, how = coded.stored.linear, coded.how
+        linear = coded.stored.linear
         cut = partial_tiles(linear, coded.shape)
         if cut is None:
             continue
@@ -76,12 +76,10 @@ def cut_tiles(subject: Subject) -> Iterator[Finding]:
             refused = tp_problems(
                 subject.engine, container, linear, coded.shape, 1, split, fused=fused, last=last
             )
-        whole = subject.engine == "transformers" and subject.engine in how.whole
-        refused = refused or ("transformers reads whole blocks only" if whole else None)
         yield Finding(
             f"{cut}: tiles are cut off at the edge" + (f"; {subject.engine} refuses it" if refused else ""),
             severity="error" if refused else None, tensor=name, got=f"{coded.shape[0]}x{coded.shape[1]}",
-            wanted=f"whole tiles of {how.scheme.name}" + (f": {refused}" if refused else ""),
+            wanted=f"whole tiles of {coded.how.scheme.name}" + (f": {refused}" if refused else ""),
             remedy="quantize with a smaller block or group, or per channel", count=_alike(subject, name),
         )  # fmt: skip
 

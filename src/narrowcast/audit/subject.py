@@ -28,7 +28,7 @@ from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.safetensors import Entry
 
 if TYPE_CHECKING:
-    from narrowcast.audit.config_said import Layer
+    from narrowcast.audit.config_said import Kept, Layer
     from narrowcast.audit.pairs import Pair
     from narrowcast.hardware.gpus import GPU
 
@@ -137,6 +137,13 @@ class Subject:
             module = module_of(name)
             found.setdefault(module, {})[name[len(module) :]] = entry
         return found
+
+    @cached_property
+    def kept(self) -> dict[Kept, list[str]]:
+        """Entries of the config that keep layers unquantized, each with the layers that it takes."""
+        from narrowcast.audit.config_said import kept, taken
+
+        return taken(kept(self), list(self.layers))
 
     @cached_property
     def originals(self) -> dict[str, Held]:
