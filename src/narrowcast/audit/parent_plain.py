@@ -15,13 +15,12 @@ from typing import Literal
 import numpy as np
 
 from narrowcast.audit.findings import Finding
-from narrowcast.audit.pair_smoothing import LIMIT, norms_before
+from narrowcast.audit.pair_smoothing import LIMIT, F, norms_before
 from narrowcast.audit.pairs import FAR, Pair, in_words
 from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
-from narrowcast.jobs.diagnosing import sqnr
 
-SAME = 20.0  # dB to which factors found on rounded weights are those of a norm
+NEAR = 0.1  # of the logarithm of a factor that was found on weights rounded to four bits
 FEW = 0.5  # the share of plain tensors from which on differing ones mean another model
 CLOSE = 30.0  # dB above which a plain tensor was rounded on its way, and is no other one
 
@@ -42,9 +41,21 @@ def taken_back(subject: Subject, pair: Pair) -> Back:
         before, after = (side.values(0, 1)[0].astype(np.float64) for side in (norm.original, norm.child))
         if before.shape != smoothed.factors.shape:
             continue
-        near = max(sqnr(before + one, (after + one) * smoothed.factors) for one in (0.0, 1.0))
-        return "yes" if near >= SAME else "unknown"
+        return "yes" if any(_divided(before + one, after + one, smoothed.factors) for one in (0.0, 1.0)) else "unknown"
     return "unknown"
+
+
+def _divided(before: F, after: F, factors: F) -> bool:
+    """Whether a norm's weights were divided by factors, in most columns: those of small columns are found badly where
+    large ones set their scale."""
+    with np.errstate(all="ignore"):
+        change = np.log(np.abs(before / after))
+        left = np.abs(change - np.log(np.abs(factors)))
+    usable = np.isfinite(change) & np.isfinite(left)
+    if not usable.any():
+        return False
+    left, change = (float(np.median(np.abs(side[usable]))) for side in (left, change))
+    return left <= NEAR and left <= change / 4
 
 
 def _explained(subject: Subject) -> set[str]:
