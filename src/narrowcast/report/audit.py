@@ -21,6 +21,7 @@ from narrowcast.audit.rules import rules
 from narrowcast.audit.run import Audit
 from narrowcast.jobs.matching import CACHE_SCALE, INPUT_SCALE
 from narrowcast.report.names import folded
+from narrowcast.report.portability import told, where, where_lines
 from narrowcast.report.tables import facts, hanging, middle, percent, rate, seconds, size, terminal_width
 
 SHOWN = 3  # entries of a rule
@@ -50,8 +51,10 @@ def audit_page(found: Audit, spent: Spent) -> list[str]:
         groups = by_rule(one for one in found.open_findings if one.severity == severity)
         members = sum(map(len, groups.values()))
         if severity == "info":
-            lines = [line for group in groups.values() for line in _short(group)]
-            blocks += [[f"{members} {_PLURAL[severity]}", *lines]] if groups else []
+            lines = [line for group in groups.values() if not told(group[0]) for line in _short(group)]
+            blocks += (
+                [[f"{members} {_PLURAL[severity]}", *lines, *where_lines(where(found))]] if groups else []
+            )
         else:
             for i, group in enumerate(groups.values()):
                 title = [f"{members} {severity if members == 1 else _PLURAL[severity]}", ""] if i == 0 else []

@@ -22,7 +22,7 @@ def run_audit(args: argparse.Namespace) -> int:
         return bars[-1]
 
     if args.html is not None:
-        from narrowcast.report.figures import check_library
+        from narrowcast.report.drawing import check_library
 
         check_library()  # before the work, not after it
     start = monotonic()

@@ -1,0 +1,190 @@
+"""The page of an audit for people: one HTML file with everything inside, readable on a phone and on paper.
+
+What, where, how bad, what to do; then where it runs, then plots. It loads nothing: no font, no script, no picture from
+anywhere. A dozen lines of script filter findings by what is typed; without script everything is there all the same.
+Whatever comes from the checkpoint is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from narrowcast._version import __version__
+from narrowcast.audit.findings import SEVERITIES, Finding
+from narrowcast.audit.run import Audit
+from narrowcast.report import portability
+from narrowcast.report.audit import Spent, by_rule, container, entries, looked_at, quantized_share, shared
+from narrowcast.report.figures import figures
+from narrowcast.report.page_style import SCRIPT, STYLE
+from narrowcast.report.rules import rows
+from narrowcast.report.tables import percent, printable, rate, seconds, size
+
+SHOWN = 200  # entries of a rule; the record has them all
+_TITLES = {"error": "Errors", "warning": "Warnings", "info": "Good to know"}
+
+
+def html_page(found: Audit, spent: Spent) -> str:
+    """The whole page as text."""
+    counts = found.counts()
+    parts = [
+        f"<h1>{_text(found.subject.root.name or found.subject.model)}</h1>",
+        f"<p class=verdict>{_verdict(counts)}</p>",
+        _facts(found, spent),
+        *_findings(found),
+        *_where(found),
+        *_plots(found),
+        *_unseen(found),
+        f"<footer>narrowcast {__version__} audit</footer>",
+    ]
+    title = f"<title>{_text(found.subject.root.name)}: audit</title>"
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{title}'
+    )
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}\n<style>{STYLE}</style></head>\n'
+        f"<body><main>\n{body}\n</main>\n<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _text(text: object) -> str:
+    return escape(printable(str(text)))
+
+
+def _code(text: object) -> str:
+    return f"<code>{_text(text)}</code>"
+
+
+def _prose(text: str) -> str:
+    """Text of a rule, whose backquotes mark code."""
+    parts = text.split("`")
+    return "".join(_text(part) if i % 2 == 0 else _code(part) for i, part in enumerate(parts))
+
+
+def _verdict(counts: dict[str, int]) -> str:
+    words = {"error": "errors", "warning": "warnings", "info": "notes", "silenced": "silenced"}
+    return " ".join(
+        f'<span class="tally {key if counts[key] else "none"}"><b>{counts[key]:,}</b> '
+        f"{word if counts[key] != 1 else word.removesuffix('s')}</span>"
+        for key, word in words.items()
+        if counts[key] or key in ("error", "warning")
+    )
+
+
+def _facts(found: Audit, spent: Spent) -> str:
+    subject = found.subject
+    share = quantized_share(found)
+    target = [subject.engine or "", subject.gpu.name if subject.gpu else ""]
+    target += [f"tensor-parallel {subject.tp}"] if subject.tp > 1 else []
+    speed = f" ({size(spent.nbytes)} at {rate(spent.nbytes / spent.seconds)})" if spent.nbytes else ""
+    pairs = [
+        ("model", _code(subject.model)),
+        ("container", _text(container(found))),
+        ("quantized", f"{percent(share)} of the parameters" if share else ""),
+        ("schemes", _text(", ".join(sorted({one.scheme for one in subject.quantized.values()})))),
+        ("for", _text(", ".join(part for part in target if part))),
+        ("against", _code(subject.parent.checkpoint.root) if subject.parent else ""),
+        ("looked at", _text(looked_at(found))),
+        ("time", f"{seconds(spent.seconds)}{speed}"),
+    ]
+    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in pairs if value)}</dl>"
+
+
+def _findings(found: Audit) -> list[str]:
+    if not found.open_findings:
+        return ["<h2>Findings</h2><p>Nothing found.</p>"]
+    parts = [
+        '<h2>Findings</h2><input type="search" placeholder="filter: tensor, rule, word" aria-label="filter">'
+    ]
+    for severity in SEVERITIES:
+        groups = by_rule(
+            one for one in found.open_findings if one.severity == severity and not portability.told(one)
+        )
+        if groups:
+            parts.append(f"<h3>{_TITLES[severity]}</h3>")
+            parts += [_rule(code, group, severity) for code, group in groups.items()]
+    return parts
+
+
+def _rule(code: str, group: Sequence[Finding], severity: str) -> str:
+    row, same = rows()[code], shared(group)
+    shown = entries(group, same)
+    rest = len(group) - sum(entry.count for entry in shown[:SHOWN])
+    items = [f"<li>{_text(entry.text)}</li>" for entry in shown[:SHOWN]]
+    items += [f"<li class=more>and {rest:,} more</li>"] if rest > 0 else []
+    said = "; ".join(
+        ([same["said"]] if "said" in same else [])
+        + [f"{k} {same[k]}" for k in ("got", "wanted") if k in same]
+    )
+    remedies = dict.fromkeys(one.remedy for one in group if one.remedy)
+    about = row.sections()
+    lines = [
+        f"<p>{_text(said)}</p>" if said else "",
+        f"<ul>{''.join(items)}</ul>",
+        *(f"<p class=remedy>{_text(remedy)}</p>" for remedy in [*remedies][:3]),
+        *(
+            f"<p class=about><b>{name}.</b> {_prose(about[name])}</p>"
+            for name in ("Why", "False alarm")
+            if name in about
+        ),
+    ]
+    count = f"<span class=count>{len(group):,}</span>" if len(group) > 1 else ""
+    opened = "" if severity == "info" else " open"
+    return (
+        f'<details class="rule {severity}"{opened}><summary><span class=badge>{code}</span> '
+        f"{_text(row.title)} {count}</summary>{''.join(lines)}</details>"
+    )
+
+
+def _where(found: Audit) -> list[str]:
+    table = portability.where(found)
+    if not table:
+        return []
+    cells = [
+        (
+            *portability.cells(row)[:4],
+            _text(f"refused: {row.path.refusal}" if row.path.refusal else portability.cells(row)[4]),
+        )
+        for row in table
+    ]
+    body = "".join(
+        _row([*map(_text, first), last], row.path.refusal is not None)
+        for (*first, last), row in zip(cells, table, strict=True)
+    )
+    head = "".join(f"<th>{title}</th>" for title in portability.TITLES)
+    return [
+        "<h2>Where it runs</h2>",
+        f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>",
+    ]
+
+
+def _row(cells: Iterable[str], refused: bool) -> str:
+    return f"<tr{' class=refused' if refused else ''}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _plots(found: Audit) -> list[str]:
+    drawn = figures(found)
+    if not drawn:
+        return []
+    plots = "".join(
+        f"<figure><figcaption><b>{_text(one.title)}</b></figcaption>{one.svg}<p>{_text(one.caption)}</p></figure>"
+        for one in drawn
+    )
+    return ["<h2>Plots</h2>", f"<div class=plots>{plots}</div>"]
+
+
+def _unseen(found: Audit) -> list[str]:
+    """Silenced findings and rules that did not run, with the reasons."""
+    silenced = [one for one in found.findings if one.silenced is not None]
+    if not silenced and not found.skipped:
+        return []
+    lines = [
+        f"<li><b>{code}</b>, {len(group):,} silenced: {_text(group[0].silenced)}</li>"
+        for code, group in by_rule(silenced).items()
+    ]
+    lines += [
+        f"<li><b>{rule.code}</b> did not run: {_text(reason)}. {_text(rule.title)}.</li>"
+        for rule, reason in found.skipped
+    ]
+    return [f"<h2>Not looked at</h2><ul>{''.join(lines)}</ul>"]

@@ -1,0 +1,163 @@
+"""The HTML page: whole in itself, escaped, small, and what it draws is what was counted."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import narrowcast
+from audit.editing import at, edit, parent, quantized
+from narrowcast.cli import main
+from narrowcast.report.audit import Spent
+from narrowcast.report.audit_page import html_page
+from narrowcast.report.drawing import power
+from narrowcast.report.figures import _spread
+from narrowcast.report.page_style import SCRIPT
+
+SCALE = "model.layers.{}.mlp.up_proj.weight_scale"
+LOADS = {"src", "srcset", "data", "poster", "action", "background", "ping"}
+VOID = {"meta", "input", "br"}
+
+
+class Reader(HTMLParser):
+    """Every tag, every attribute, all text; complains about tags that are not closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def check_whole(page: str) -> Reader:
+    """Nothing in the page is fetched from anywhere, and it is well formed."""
+    read = Reader(page)
+    for tag, attributes in read.tags:
+        assert tag not in ("link", "iframe", "object", "embed", "base", "img", "image", "audio", "video")
+        assert not LOADS & set(attributes)
+        assert all(
+            value is not None and value.startswith("#")
+            for key, value in attributes.items()
+            if key.endswith("href")
+        )
+    outside = set(re.findall(r"https?://[^\s\"'<>)]+", page))
+    assert {
+        url for url in outside if not url.startswith("http://www.w3.org/")
+    } == set()  # names of namespaces
+    assert "@import" not in page
+    assert re.findall(r"url\((?!#)", page) == []
+    return read
+
+
+@pytest.mark.parametrize("preset", ["nvfp4a16", "fp8_dynamic", "w4a16_asym"])
+def test_page_is_whole_and_small(tmp_path: Path, preset: str) -> None:
+    model = quantized(tmp_path, preset)
+    found = narrowcast.audit(model, against=parent(tmp_path))
+    page = html_page(found, Spent(1.0, 10**6))
+    read = check_whole(page)
+    assert len(page.encode()) < 1_500_000
+    titles = [
+        words
+        for words in read.words
+        if ": codes" in words or ": scales" in words or "Error by layer" in words
+    ]
+    assert len(titles) >= 3
+    assert sum(tag == "svg" for tag, _ in read.tags) >= 5
+    assert not re.search(r"#0[a0]0\d0\d", page)  # placeholders of colours
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_findings_are_there_once_each_and_folded(tmp_path: Path) -> None:
+    model = quantized(tmp_path, "nvfp4a16", layers=3)
+    edit(model, {SCALE.format(i): at((3, 1), 0x7F) for i in range(3)})
+    out = tmp_path / "page.html"
+    assert main(["audit", str(model), "--html", str(out), "-q"]) == 1
+    read = check_whole(out.read_text())
+    rules = [attributes for tag, attributes in read.tags if tag == "details"]
+    assert sum("error" in str(attributes["class"]) for attributes in rules) == 1
+    assert [words for words in read.words if "mlp.up_proj.weight_scale" in words] == [
+        "model.layers.{0-2}.mlp.up_proj.weight_scale [3, 1] (3)"
+    ]
+
+
+def test_what_files_say_is_escaped(tmp_path: Path) -> None:
+    model = parent(tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "<script>alert(1)</script>", "config_groups": {},
+        "ignore": ["<img src=x onerror=alert(2)>"],
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(config))
+    page = html_page(narrowcast.audit(model), Spent(1.0, 0))
+    read = check_whole(page)
+    assert page.count("<script>") == 1
+    assert page.count(SCRIPT) == 1
+    assert not [tag for tag, _ in read.tags if tag == "img"]
+
+
+def test_a_checkpoint_without_anything_to_draw(tmp_path: Path) -> None:
+    """Nothing quantized, or nothing that a container reads."""
+    page = html_page(narrowcast.audit(parent(tmp_path)), Spent(1.0, 0))
+    assert "<svg" not in page
+    check_whole(page)
+    file = parent(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    check_whole(html_page(narrowcast.audit(parent(tmp_path)), Spent(1.0, 0)))
+
+
+def test_no_library_is_said_before_the_work(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['matplotlib'] = None\nfrom narrowcast.cli import main\nsys.exit(main(sys.argv[1:]))"
+    words = ["audit", str(parent(tmp_path)), "--html", str(tmp_path / "x.html")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'narrowcast[page]'" in done.stderr
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_only_the_page_needs_the_library(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['matplotlib'] = None\nfrom narrowcast.cli import main\nsys.exit(main(sys.argv[1:]))"
+    words = ["audit", str(parent(tmp_path)), "--sarif", str(tmp_path / "x.sarif"), "--quick"]
+    assert (
+        subprocess.run([sys.executable, "-c", code, *words], capture_output=True, timeout=120).returncode == 0
+    )
+    assert (tmp_path / "x.sarif").exists()
+
+
+def test_magnitudes_are_spread_over_binades() -> None:
+    """Codes 1 and 3 (log2 1.58), half each, under scales in [2^-2, 2^-1): a scale is anywhere in its binade, so that
+    3 lies in [2^-1, 1) with what is missing to the next power of two, and in [1, 2) with the rest."""
+    scales = np.zeros(320)
+    scales[160 - 2] = 1
+    found = _spread(np.array([0.5, 0.5]), np.log2([1.0, 3.0]), scales)
+    above = np.log2(3) - 1
+    wanted = np.zeros(320)
+    wanted[158], wanted[159], wanted[160] = 0.5, 0.5 * (1 - above), 0.5 * above
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2**-50)
+
+
+def test_powers_are_spelled() -> None:
+    assert [power(x) for x in (-9, 0, 12)] == ["2⁻⁹", "2⁰", "2¹²"]
