@@ -32,6 +32,8 @@ RUNS: Runs = {
     "compare": checkpoints.run_compare,
     "audit": audits.run_audit,
     "rules": audits.run_rules,
+    "repair": audits.run_repair,
+    "doctor": audits.run_doctor,
     "vectors": numbers.run_vectors,
 }
 

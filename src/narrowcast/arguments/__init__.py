@@ -20,8 +20,8 @@ VERBS = tuple(_ROWS)
 DESCRIPTION = """\
 Low-precision LLM checkpoints, exact to the bit: what formats do to numbers,
 what schemes cost, what a checkpoint holds; to quantize one, to convert it into
-another container, to compare it with another, and to find what is silently
-wrong in it."""
+another container, to compare it with another, to find what is silently wrong in
+it and mend that, and to read what an engine says when it starts."""
 
 EXAMPLES = """\
 examples:
@@ -32,6 +32,7 @@ examples:
   narrowcast convert DeepSeek-FP8 out --to plain
   narrowcast compare DeepSeek-FP8 out
   narrowcast audit DeepSeek-FP8
+  narrowcast doctor vllm.log
 
 exit codes: 0 fine, 1 findings, 2 usage, 3 bad input, 4 undecided"""
 

@@ -1,4 +1,4 @@
-"""What the verbs take that look for what is wrong: audit, rules."""
+"""What the verbs take that look for what is wrong, and mend it: audit, rules, repair, doctor."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ examples:
   narrowcast rules
   narrowcast rules NC110
   narrowcast rules nonfinite-scale --json"""
+
+_REPAIR = """\
+Repairs: config (config blocks and ignore lists from the tensors), fused_outer
+(one outer scale for layers that engines fuse), kv_names (spellings of KV cache
+scales), index, and unity_kv where it is asked for. Codes stay as they are where
+the values allow it; what is rounded is counted. Exit code 1: an error is left.
+
+examples:
+  narrowcast repair MODEL OUT --dry-run
+  narrowcast repair MODEL OUT
+  narrowcast repair MODEL OUT --only config,kv_names
+  narrowcast repair MODEL OUT --unity-kv"""
+
+_DOCTOR = """\
+LOG is a file, or - for standard input. Exit code 1: an error is in the log.
+
+examples:
+  narrowcast doctor vllm.log
+  vllm serve MODEL 2>&1 | tee vllm.log | narrowcast doctor -
+  narrowcast doctor --symptom
+  narrowcast doctor --symptom all exclamation marks"""
 
 
 def _audit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +70,33 @@ def _rules_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="RULE", help="a code or a name; all rules without it")
 
 
+def _repair_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a directory or a hub id")
+    add("out", metavar="OUT", help="the directory to make")
+    add("--only", action="append", default=[], metavar="NAMES", help="only these repairs, comma-separated")
+    add("--unity-kv", action="store_true", help="write KV cache scales of 1.0, as engines assume them")
+    add("--container", metavar="NAME", help="the container, where the tensors fit several")
+    add("--preset", metavar="NAME", help="the preset, where the tensors fit several")
+    add("--dry-run", action="store_true", help="show what would be mended; write nothing")
+    add("--resume", action="store_true", help="go on with a run that was killed")
+    add("-q", "--quiet", action="store_true", help="no progress on stderr")
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("log", nargs="?", metavar="LOG", help="the start-up log of vLLM, SGLang or TensorRT-LLM")
+    add(
+        "--symptom",
+        nargs="*",
+        metavar="WORD",
+        help="what it may come from that people see; all without a word",
+    )
+
+
 VERBS = (
     Verb("audit", "what is silently wrong in a checkpoint, found by reading it", _AUDIT, _audit_arguments),
     Verb("rules", "what audit looks for, and why", _RULES, _rules_arguments),
+    Verb("repair", "mend what has one right answer, in a copy", _REPAIR, _repair_arguments),
+    Verb("doctor", "what a start-up log says in plain words; causes of symptoms", _DOCTOR, _doctor_arguments),
 )

@@ -24,6 +24,7 @@ from narrowcast.errors import UsageError
 from narrowcast.report.tables import paragraph
 
 _FOLDER = Path(audit.__file__).parent
+_HEAD = re.compile(r'^@rule\(.*?^    """.*?"""', re.MULTILINE | re.DOTALL)  # decorator, signature, docstring
 _SECTION = re.compile(rf"^({'|'.join(SECTIONS)})\s*", re.MULTILINE)
 
 
@@ -71,18 +72,16 @@ def rows() -> dict[str, Row]:
 
 
 def _rows_of(source: str) -> Iterator[Row]:
-    if "\n@rule(" not in source:
-        return
-    for node in ast.parse(source).body:
-        if not isinstance(node, ast.FunctionDef):
-            continue
-        for mark in node.decorator_list:
-            if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "rule":
-                code, severity = (ast.literal_eval(word) for word in mark.args)
-                options = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
-                scope, reads = options.get("scope", "model"), options.get("reads", "headers")
-                text = inspect.cleandoc(ast.get_docstring(node) or "")
-                yield Row(code, node.name.replace("_", "-"), severity, scope, reads, text)
+    for head in _HEAD.findall(source):  # bodies, which are most of it, are not parsed
+        (node,) = ast.parse(head).body
+        assert isinstance(node, ast.FunctionDef)
+        (mark,) = node.decorator_list
+        assert isinstance(mark, ast.Call)
+        code, severity = (ast.literal_eval(word) for word in mark.args)
+        options = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
+        scope, reads = options.get("scope", "model"), options.get("reads", "headers")
+        text = inspect.cleandoc(ast.get_docstring(node) or "")
+        yield Row(code, node.name.replace("_", "-"), severity, scope, reads, text)
 
 
 def find(text: str) -> Row:
