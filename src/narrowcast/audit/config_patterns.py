@@ -108,7 +108,7 @@ def pattern_without_end(subject: Subject) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-_LAYER = re.compile(r"layers\\?\.(\d+)(?![\d\])|,-])")
+_LAYER = re.compile(r"layers\\?\.(\d+)(?=\\?\.|\$)")
 
 
 @rule("NC512", "warning")

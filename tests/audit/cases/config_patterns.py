@@ -49,7 +49,8 @@ def other_layers(folder: Path) -> Ask:
 
 
 def one_layer(folder: Path) -> Ask:
-    return Ask(layers(folder, r"re:model\.layers\.1\..*"))
+    model = layers(folder, r"re:model\.layers\.1\..*")
+    return Ask(ignoring(model, "re:model.layers.1[0-9].*"))  # not one layer
 
 
 def excluding(folder: Path, entry: str) -> Path:
