@@ -185,7 +185,11 @@ def test_transformers_loads_what_we_write(
 def test_whole_blocks_are_what_transformers_takes(tmp_path: Path) -> None:
     """160 rows under two scales would be read as two blocks of 80."""
     model = toys.llama(tmp_path / "model", hidden=128, inner=160)
-    assert plan(model, tmp_path / "out", "fp8_block", container=NAME).engines == ("sglang", "vllm")
+    assert plan(model, tmp_path / "out", "fp8_block", container=NAME).engines == (
+        "sglang",
+        "tensorrt-llm",
+        "vllm",
+    )
 
 
 def test_the_config_has_the_keys_that_engines_read(tmp_path: Path) -> None:

@@ -1,87 +1,28 @@
-"""The rows against everything else that knows: the containers' own lists, vLLM's source, and runs of its CPU build."""
+"""The rows against what else knows: vLLM's source, and runs of its CPU build."""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from narrowcast.containers import containers
-from narrowcast.errors import UsageError
-from narrowcast.hardware.engines import engines, paths, vllm_kernels
+from narrowcast.hardware.engines import paths, vllm_kernels
 from narrowcast.hardware.engines.row import Kernel
 from narrowcast.hardware.gpus import gpus
 from narrowcast.numbers.formats import BF16
 from narrowcast.tensors.presets import presets
 
 ROOT = Path(__file__).parents[2]
-CT = "compressed-tensors"
-
-# Where a container's list and the rows differ, and what the engine's source says. True: the engine reads it.
-_QUARK_ALL = (
-    "fp8_dynamic", "fp8_per_tensor", "fp8_block", "fp8", "w4a16", "w4a16_asym", "w4afp8", "nvfp4", "nvfp4a16", "mxfp4",
-    "mxfp4a16", "mxfp4xfp8", "mxfp6a16", "mxfp6a8", "mxfp8", "mxfp8a16",
-)  # fmt: skip
-DIFFERS: dict[tuple[str, str], dict[str, bool]] = {
-    # No class for MXFP6 in compressed_tensors.py; Quark's has Humming for MXFP8 inputs.
-    ("vllm", CT): {"mxfp6a16": False, "mxfp6a8": False},
-    ("vllm", "quark"): {"mxfp6a8": True},
-    # Groups of 32 need quant_method mxfp8 in SGLang, and have no FP8 kernel in vLLM.
-    ("vllm", "fp8"): {"mxfp8": False},
-    ("sglang", "fp8"): {"mxfp8": False},
-    # compressed_tensors.py has W4A8 for routed experts alone.
-    ("sglang", CT): {"w4a8": False, "w4afp8": False},
-    # model_config.py and modelopt_quant.py; quark.py; auto_round.py.
-    ("sglang", "modelopt"): {"nvfp4a16": True, "mxfp8": True},
-    ("sglang", "quark"): dict.fromkeys(("fp8_dynamic", "fp8_per_tensor", "fp8_block", "fp8", "mxfp4"), True),
-    ("sglang", "auto-round"): {"w8a16": True, "w4a16": True, "w4a16_asym": True},
-    # model_config.py of TensorRT-LLM reads these Hugging Face formats.
-    ("tensorrt-llm", CT): dict.fromkeys(("fp8_dynamic", "fp8_block", "nvfp4", "mxfp4a16"), True),
-    ("tensorrt-llm", "fp8"): {"fp8_block": True, "fp8_block_ue8m0": True},
-    ("tensorrt-llm", "mxfp4"): {"mxfp4a16": True},
-    # quantizer_quark.py, through amd-quark.
-    ("transformers", "quark"): dict.fromkeys(_QUARK_ALL, True),
-}
 
 
-def spelled() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
-    """Container, preset, the container's word and the engines that it says read it."""
-    for container in containers.values():
-        if container.spelling is None:
-            continue
-        for preset in presets.values():
-            try:
-                how = container.spelling(preset.linear, BF16)
-            except UsageError:
-                continue
-            yield container.name, preset.name, how.format, how.engines
-
-
-@pytest.mark.parametrize("engine", list(engines))
-def test_containers_say_the_same(engine: str) -> None:
-    """Readable by the container's list ⇔ some GPU has a path, but for the differences above."""
-    seen = 0
-    for container, preset, word, readers in spelled():
-        reads = paths(engine, container, presets[preset].linear, format=word).refusal is None
-        said = DIFFERS.get((engine, container), {}).get(preset, engine in readers)
-        assert reads is said, (engine, container, preset)
-        seen += 1
-    assert seen > 60
-
-
-def test_differences_are_still_there() -> None:
-    """A difference that a container's list no longer has must leave the table above."""
-    lists = {(container, preset): readers for container, preset, _, readers in spelled()}
-    stale = [
-        (engine, container, preset)
-        for (engine, container), found in DIFFERS.items()
-        for preset, reads in found.items()
-        if (engine in lists[container, preset]) is reads
-    ]
-    assert not stale
+def word(container: str, preset: str) -> str:
+    """The container's own word for a preset."""
+    spelling = containers[container].spelling
+    assert spelling is not None
+    return spelling(presets[preset].linear, BF16).format
 
 
 def test_cpu_rows_agree_with_runs() -> None:
@@ -90,13 +31,12 @@ def test_cpu_rows_agree_with_runs() -> None:
     A layer of 576 rows is refused in blocks of 128 for its shape, which tests of tensor parallelism cover.
     """
     files = json.loads((ROOT / "engines" / "results.json").read_text())["avx512_bf16"]["files"]
-    words = {(container, preset): word for container, preset, word, _ in spelled()}
     tried = 0
     for name, run in files.items():
         container, preset = name.split("/")
         if "is not divisible by weight quantization block" in run.get("message", ""):
             continue
-        path = paths("vllm", container, presets[preset].linear, gpus["cpu"], format=words[container, preset])
+        path = paths("vllm", container, presets[preset].linear, gpus["cpu"], format=word(container, preset))
         assert (path.refusal is None) is run["loads"], (name, path.refusal, run)
         tried += 1
     assert tried > 45

@@ -214,6 +214,44 @@ def test_tiles_that_an_edge_cuts(
     assert readers(container, presets[preset].linear, shape=shape) == who
 
 
+V, S, T, H = ENGINES
+
+# Which loaders have a branch for it, by the engines' sources; a few have it for one container and not for another.
+READ = [
+    (CT, "fp8_dynamic", (V, S, T, H)),
+    (CT, "fp8_per_tensor", (V, S, H)),
+    (CT, "nvfp4", (V, S, T, H)),
+    (CT, "mxfp4a16", (V, T, H)),
+    (CT, "mxfp8", (V, H)),
+    (CT, "mxfp6a16", (H,)),
+    # dense layers; SGLang has packed INT4 with 8-bit inputs for routed experts
+    (CT, "w4a8", (V, H)),
+    ("fp8", "fp8_block", (V, S, T, H)),
+    ("fp8", "fp8_per_tensor", (V, S)),
+    # groups of 32 need quant_method mxfp8
+    ("fp8", "mxfp8", (H,)),
+    ("modelopt", "mxfp8", (V, S, T)),
+    ("modelopt", "nvfp4a16", (V, S, T)),
+    ("modelopt", "mxfp4", ()),
+    ("modelopt", "w4a16", (T,)),
+    ("quark", "fp8_dynamic", (V, S, H)),
+    ("quark", "mxfp4", (V, S, H)),
+    ("quark", "mxfp6a8", (V, H)),
+    ("quark", "nvfp4a16", (H,)),
+    ("gptq", "w4a16", (V, S, H)),
+    ("gptq", "w4a16_asym", (H,)),
+    ("auto-round", "w4a16_asym", (V, S, H)),
+    ("auto-round", "fp8_block", (V, H)),
+    ("auto-round", "nvfp4a16", (H,)),
+    ("mxfp4", "mxfp4a16", (V, S, T, H)),
+]
+
+
+@pytest.mark.parametrize(("container", "preset", "who"), READ)
+def test_who_loads(container: str, preset: str, who: tuple[str, ...]) -> None:
+    assert readers(container, presets[preset].linear) == who
+
+
 def test_words_of_the_container_decide() -> None:
     """GPTQ's order of columns, bits that only one engine has, AWQ's gemv, ModelOpt's NVFP4_AWQ."""
     int4 = LinearScheme(schemes["int4_g128"])

@@ -17,8 +17,8 @@ from narrowcast.audit.opening import module_of, open_anyway
 from narrowcast.audit.passes import float_pass, matrix_pass, pair_pass
 from narrowcast.audit.rules import DEPTHS, Reads, Rule, Silence, chosen, read_settings, silence
 from narrowcast.audit.subject import Subject
-from narrowcast.containers.container import ENGINES
 from narrowcast.errors import UsageError
+from narrowcast.hardware.engines import ENGINES
 from narrowcast.jobs.coded import open_coded
 from narrowcast.jobs.opening import open_model
 from narrowcast.jobs.stream import ProgressFactory, Silent, Workers

@@ -69,7 +69,7 @@ def spell(scheme: Scheme) -> Spelling:
     """The tensors of the gemm order."""
     return Spelling(
         NAME, "gemm", scheme, packing(4, flip=scheme.element.signed), awq_parts(scheme),
-        ("vllm", "sglang", "transformers"), (8, scheme.group or 2),
+        (8, scheme.group or 2),
     )  # fmt: skip
 
 

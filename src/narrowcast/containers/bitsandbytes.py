@@ -111,9 +111,7 @@ def spell(fmt: Format, k: int, blocksize: int, nested: Nested | None = None) -> 
             per=rows, makes=k * rows // blocksize, decode=scales,
         ),
     )  # fmt: skip
-    return Blocks(
-        NAME, fmt.name, scheme, _NIBBLES, parts, ("transformers",), (1, 1), blocksize=blocksize, nested=nested
-    )
+    return Blocks(NAME, fmt.name, scheme, _NIBBLES, parts, blocksize=blocksize, nested=nested)
 
 
 def spell_int8() -> Spelling:
@@ -126,7 +124,7 @@ def spell_int8() -> Spelling:
         code_part(".weight", "I8", BYTES),
         Part(".SCB", "scales", "F32", lambda n, k: (n,), decode=scales),
     )
-    return Spelling(NAME, "int8", stored_scheme(INT8, (1, 0), FP32), BYTES, parts, ("transformers",))
+    return Spelling(NAME, "int8", stored_scheme(INT8, (1, 0), FP32), BYTES, parts)
 
 
 def claims(source: Source) -> bool:

@@ -18,14 +18,6 @@ from narrowcast.containers.spelling import Place, Spelling
 from narrowcast.numbers.formats import Format
 from narrowcast.tensors.presets import LinearScheme
 
-# Engines as people write them, by the names that spellings have for them.
-ENGINES = {
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "tensorrt-llm": "TensorRT-LLM",
-    "transformers": "transformers",
-}
-
 
 @dataclass(frozen=True)
 class Group:

@@ -82,9 +82,8 @@ def _refuse_misshapen(source: Source, stored: Stored) -> None:
         if part.piece == "shape":
             continue  # says no more than the matrix's shape; the container has held it against that
         fits = entry.dtype == spec.dtype and _axes(entry.shape) == _axes(spec.shape)
-        if (
-            part.piece == "codes" and entry.dtype != spec.dtype
-        ):  # bitsandbytes stores them as any wider element
+        if part.piece == "codes" and entry.dtype != spec.dtype and stored.how.container == "bitsandbytes":
+            # which stores them as any wider element
             fits = 8 * entry.nbytes == prod(spec.shape) * spec.dtype.bits
         if not fits:
             n, k = stored.shape

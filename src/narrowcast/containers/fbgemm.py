@@ -41,7 +41,7 @@ def _spell(scheme: Scheme, dtype: str, stacked: bool) -> Spelling:
             decode=lambda stored, n: np.ascontiguousarray(stored.T),
         )  # fmt: skip
         parts = (codes, scale_part("_scale", dtype, scheme))
-    return Spelling(NAME, NAME, scheme, BYTES, parts, ("transformers",))
+    return Spelling(NAME, NAME, scheme, BYTES, parts)
 
 
 def claims(source: Source) -> bool:

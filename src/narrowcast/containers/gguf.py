@@ -34,7 +34,7 @@ def spell(row: BlockType) -> Spelling:
     parts = [code_part(CODES, "I8" if bits == 8 else "U8", how), scale_part(SCALES, scale, row.scheme)]
     if row.scheme.outer is not None:
         parts.append(value_part(OUTER, "outer"))
-    return Spelling(NAME, row.type.name, row.scheme, how, tuple(parts), (), (1, row.type.block))
+    return Spelling(NAME, row.type.name, row.scheme, how, tuple(parts), (1, row.type.block))
 
 
 SPELLINGS = {name: spell(row) for name, row in BLOCKS.items()}

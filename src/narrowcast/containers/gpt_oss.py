@@ -53,7 +53,7 @@ def spell(suffixes: tuple[str, str] = _SUFFIXES) -> Spelling:
         Part(blocks, "codes", "U8", lambda n, k: (n, k // _GROUP, _BYTES)),
         Part(scales, "scales", "U8", lambda n, k: (n, k // _GROUP)),
     )
-    return Spelling(NAME, NAME, MXFP4, packing(4), parts, ("vllm", "sglang", "transformers"), (1, _GROUP))
+    return Spelling(NAME, NAME, MXFP4, packing(4), parts, (1, _GROUP))
 
 
 def spelling(linear: LinearScheme, source: Format) -> Spelling:

@@ -76,13 +76,9 @@ def spelling(linear: LinearScheme, source: Format) -> Spelling:
 
 def spell(scheme: Scheme, version: int, order: Order | None = None) -> Spelling:
     """The tensors of one version, of columns in their order or in another."""
-    engines = ["transformers"]
-    if scheme.zero is None and scheme.element.bits in (4, 8) and order is None:
-        engines = ["vllm", "sglang", *engines]
     return Spelling(
         NAME, VERSIONS[version] + (" desc_act" if order is not None else ""), scheme, words_packing(scheme),
-        gptq_parts(scheme, version, order=order), tuple(engines), (32, 32), ("vllm", "sglang"),
-        partial(spell, scheme, version),
+        gptq_parts(scheme, version, order=order), (32, 32), partial(spell, scheme, version),
     )  # fmt: skip
 
 

@@ -78,17 +78,13 @@ def _spell(
     """The parts: suffixes and dtypes of codes, scale and input scale; ``one`` is the shape of a single scale."""
     how = BYTES if scheme.element.bits == 8 else packing(scheme.element.bits)
     parts: list[Part] = [code_part(names[0], dtypes[0], how)]
-    per_tensor = scheme.inner.tile == (0, 0)
-    if per_tensor:
+    if scheme.inner.tile == (0, 0):
         parts.append(value_part(names[1], "outer", one, dtype=dtypes[1]))
     else:
         parts.append(scale_part(names[1], dtypes[1], scheme))
     if linear.calibrated:
         parts.append(value_part(names[2], "input", one, dtype=dtypes[2]))
-    engines = ("vllm", "sglang") if per_tensor else ("vllm", "sglang", "transformers")
-    return Spelling(
-        NAME, f"{NAME}-{scheme.name}", scheme, how, tuple(parts), engines, whole=("transformers",)
-    )
+    return Spelling(NAME, f"{NAME}-{scheme.name}", scheme, how, tuple(parts))
 
 
 def document(layers: Layers) -> Document:

@@ -41,9 +41,7 @@ def spell(
         lambda n, k: shape if shape is not None else ((k, n) if across else (n, k)), across=across, encode=turn,
         decode=lambda stored, count: np.ascontiguousarray(stored.T) if across else stored,
     )  # fmt: skip
-    return Spelling(
-        NAME, out.name, None, Packing(out.name, out.bits), (part,), ("vllm", "sglang", "transformers")
-    )
+    return Spelling(NAME, out.name, None, Packing(out.name, out.bits), (part,))
 
 
 def document(layers: Layers) -> Document:

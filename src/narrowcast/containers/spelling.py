@@ -129,18 +129,16 @@ Chunk = tuple[str, Array, int, int]
 @dataclass(frozen=True)
 class Spelling:
     """How one linear scheme is written in a container: its parts, the packing of codes between them and the kernels,
-    who reads it (``whole``: only where tiles fill it), and what N and K must be multiples of. ``scheme`` is
-    None for plain floats. ``ordered`` gives the same spelling for columns that are stored in another order (the
-    model's column of each), where the container can say so."""
+    and what N and K must be multiples of. ``format`` is the container's own word for it. ``scheme`` is None for plain
+    floats. ``ordered`` gives the same spelling for columns that are stored in another order (the model's column of
+    each), where the container can say so."""
 
     container: str
     format: str
     scheme: Any  # Scheme; None for plain floats, which no caller of a scheme ever sees
     packing: Packing
     parts: tuple[Part, ...]
-    engines: tuple[str, ...] = ()
     multiples: tuple[int, int] = (1, 1)
-    whole: tuple[str, ...] = ()
     ordered: Callable[[Array], Spelling] | None = None
 
     @property
@@ -155,16 +153,6 @@ class Spelling:
     def without(self, *pieces: Piece) -> Spelling:
         """The same spelling without some parts, such as an input scale that nobody has."""
         return replace(self, parts=tuple(part for part in self.parts if part.piece not in pieces))
-
-    def of(self, shape: tuple[int, int]) -> Spelling:
-        """The spelling of a matrix of this shape: without engines that read ``whole`` tiles only, where the last of
-        several tiles is cut off."""
-        tile = self.scheme.inner.tile
-        if all(
-            not size or length <= size or length % size == 0 for length, size in zip(shape, tile, strict=True)
-        ):
-            return self
-        return replace(self, engines=tuple(engine for engine in self.engines if engine not in self.whole))
 
     def names(self, place: Place) -> list[str]:
         """The tensors of a matrix."""

@@ -159,7 +159,7 @@ class Builder:
         self, name: str, source: Slice | Coded, module: Module, linear: LinearScheme, dtype: Format
     ) -> None:
         assert self.container.spelling is not None
-        how = self.container.spelling(linear, dtype).of(source.shape)
+        how = self.container.spelling(linear, dtype)
         for size, multiple, axis in zip(source.shape, how.multiples, ("height", "width"), strict=True):
             if size % multiple:
                 self.indivisible.setdefault((linear.weight.name, multiple, axis), []).append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import lcm
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import numpy as np
 
 from narrowcast._version import __version__
 from narrowcast.containers.spelling import Array, Place, Spelling
+from narrowcast.hardware.engines import ENGINES, readers
 from narrowcast.jobs.coded import Coded
 from narrowcast.jobs.stream import Floats, Slice, Workers
 from narrowcast.model.modules import Module
@@ -139,11 +141,14 @@ class Plan:
     def units(self) -> tuple[Unit, ...]:
         return tuple(unit for shard in self.shards for unit in shard.units)
 
-    @property
+    @cached_property
     def engines(self) -> tuple[str, ...]:
-        """Engines whose loaders read every spelling in the plan."""
-        common = [set(unit.how.engines) for unit in self.units]
-        return tuple(sorted(set.intersection(*common))) if common else ()
+        """Engines that load every matrix of the plan on some GPU."""
+        kinds = {(u.linear, u.source.shape, u.how.format, u.role == "expert") for u in self.units}
+        common = set(ENGINES) if kinds else set()
+        for linear, shape, word, experts in kinds:
+            common &= set(readers(self.container, linear, shape=shape, format=word, experts=experts))
+        return tuple(sorted(common))
 
     @property
     def peak_memory(self) -> int:

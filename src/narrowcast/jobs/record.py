@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 
 from narrowcast._version import __version__
-from narrowcast.containers.container import ENGINES
+from narrowcast.hardware.engines import ENGINES
 from narrowcast.jobs.plan import Plan, source_hash
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.metrics import Errors

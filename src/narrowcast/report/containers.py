@@ -10,6 +10,7 @@ from narrowcast.containers import containers
 from narrowcast.containers.container import Container
 from narrowcast.containers.gguf import NAME as GGUF
 from narrowcast.errors import UsageError
+from narrowcast.hardware.engines import readers
 from narrowcast.numbers.formats import BF16
 from narrowcast.tensors.presets import Preset, presets
 
@@ -30,9 +31,10 @@ def engines_of(container: Container, preset: Preset) -> tuple[str, ...] | None:
     """Who loads a preset in a container; None where it has no spelling."""
     assert container.spelling is not None
     try:
-        return container.spelling(preset.linear, BF16).engines
+        how = container.spelling(preset.linear, BF16)
     except UsageError:
         return None
+    return readers(container.name, preset.linear, format=how.format)
 
 
 def measured(results: Path) -> dict[str, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from narrowcast.containers.container import ENGINES
+from narrowcast.hardware.engines import ENGINES
 from narrowcast.jobs.plan import Plan
 from narrowcast.jobs.quantize import Result
 from narrowcast.report.tables import (

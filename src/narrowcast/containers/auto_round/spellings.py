@@ -69,14 +69,10 @@ def integers(format: str, scheme: Scheme, version: int) -> Spelling:
     if format == AWQ:
         return Spelling(
             NAME, AWQ, scheme, packing(4, flip=scheme.element.signed), awq_parts(scheme),
-            ("vllm", "transformers"), (8, scheme.group or 2), ("vllm",),
+            (8, scheme.group or 2),
         )  # fmt: skip
-    engines = (
-        ("vllm", "transformers") if format == GPTQ and scheme.element.bits in (4, 8) else ("transformers",)
-    )
     return Spelling(
-        NAME, format, scheme, words_packing(scheme), gptq_parts(scheme, version, g_idx=False), engines, (32, 32),
-        ("vllm",),
+        NAME, format, scheme, words_packing(scheme), gptq_parts(scheme, version, g_idx=False), (32, 32),
     )  # fmt: skip
 
 
@@ -94,8 +90,7 @@ def fp8(scheme: Scheme, linear: LinearScheme, shape: tuple[int, ...] | None = No
     parts = [code_part(".weight", "F8_E4M3", BYTES), scale]
     if linear.calibrated:
         parts.append(value_part(".input_scale", "input", dtype=dtype))
-    engines = ("vllm", "transformers") if rows > 1 else ("transformers",)
-    return Spelling(NAME, FP8, scheme, BYTES, tuple(parts), engines)
+    return Spelling(NAME, FP8, scheme, BYTES, tuple(parts))
 
 
 def blocks(scheme: Scheme, linear: LinearScheme) -> Spelling:
@@ -108,5 +103,4 @@ def blocks(scheme: Scheme, linear: LinearScheme) -> Spelling:
         parts.append(value_part(".weight_global_scale", "outer", divides=not scheme.scales[1].divides))
     if linear.calibrated:
         parts.append(value_part(".input_global_scale", "input", divides=True))
-    engines = ("transformers",) if len(scheme.scales) == 2 else ("vllm", "transformers")
-    return Spelling(NAME, CT, scheme, how, tuple(parts), engines, (1, scheme.group))
+    return Spelling(NAME, CT, scheme, how, tuple(parts), (1, scheme.group))

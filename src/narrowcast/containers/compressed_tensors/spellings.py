@@ -45,16 +45,6 @@ SCALE_DTYPES: Mapping[str, str] = {
     "e8m0": "U8",
     "e4m3fn": "F8_E4M3",
 }
-_ENGINES: Mapping[str, tuple[str, ...]] = {
-    "float-quantized": ("vllm", "sglang", "transformers"),
-    "naive-quantized": ("vllm", "transformers"),
-    "int-quantized": ("vllm", "sglang", "transformers"),
-    "pack-quantized": ("vllm", "sglang", "transformers"),
-    "nvfp4-pack-quantized": ("vllm", "sglang", "transformers"),
-    "mxfp4-pack-quantized": ("vllm", "transformers"),
-    "mxfp6-pack-quantized": ("vllm", "transformers"),
-    "mxfp8-quantized": ("vllm", "transformers"),
-}
 FLOATS = (BF16, FP16, FP32)
 
 
@@ -116,7 +106,7 @@ def spell(
             parts.append(Part(".input_zero_point", "input_zero", "I8", lambda n, k: (1,), per=0))
     group = scheme.group if scheme.inner.tile[0] == 1 else 0
     width = group or (1 if format == "pack-quantized" else 8 // int(np.gcd(8, how.bits)))
-    return Spelling(NAME, format, scheme, how, tuple(parts), _ENGINES[format], (1, width))
+    return Spelling(NAME, format, scheme, how, tuple(parts), (1, width))
 
 
 def _codes(format: str, how: Packing, scheme: Scheme, order: Array | None) -> Part:

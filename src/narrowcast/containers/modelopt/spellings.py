@@ -55,14 +55,13 @@ BLOCK = (128, 128)  # the only block that engines load under fp8_pb_wo
 @dataclass(frozen=True)
 class Algorithm:
     """One ``quant_algo``: its weight scheme, its input's (None: kept wide), whether that is made on the fly (None:
-    where the file has no scale), the group_size that its config names, and who loads it."""
+    where the file has no scale), and the group_size that its config names."""
 
     name: str
     weight: str
     input: str | None = None
     dynamic: bool | None = True
     group: int | None = None
-    engines: tuple[str, ...] = ("tensorrt-llm",)
     written: bool = True
 
     def holds(self, scheme: Scheme) -> bool:
@@ -88,18 +87,17 @@ class Algorithm:
         )
 
 
-_ALL = ("tensorrt-llm", "vllm", "sglang")
 _ROWS = (
-    Algorithm("FP8", "fp8_tensor", "fp8_tensor", False, engines=_ALL),
-    Algorithm("FP8_PER_CHANNEL_PER_TOKEN", "fp8_channel", "fp8_token", engines=("tensorrt-llm", "vllm")),
+    Algorithm("FP8", "fp8_tensor", "fp8_tensor", False),
+    Algorithm("FP8_PER_CHANNEL_PER_TOKEN", "fp8_channel", "fp8_token"),
     # Weight-only by its name; every engine that loads it quantizes the input to groups of 128.
-    Algorithm("fp8_pb_wo", "fp8_block128", "fp8_group128", engines=("tensorrt-llm", "vllm")),
-    Algorithm("NVFP4", "nvfp4", "nvfp4", False, 16, engines=_ALL),
-    Algorithm("W4A16_NVFP4", "nvfp4", None, group=16, engines=("tensorrt-llm", "vllm")),
+    Algorithm("fp8_pb_wo", "fp8_block128", "fp8_group128"),
+    Algorithm("NVFP4", "nvfp4", "nvfp4", False, 16),
+    Algorithm("W4A16_NVFP4", "nvfp4", None, group=16),
     Algorithm("NVFP4_AWQ", "nvfp4", "nvfp4", False, 16, written=False),
     Algorithm("W4A8_NVFP4_FP8", "nvfp4", "fp8_tensor", False, 16, written=False),
-    Algorithm("MXFP8", "mxfp8_e4m3", "mxfp8_e4m3", True, 32, engines=("tensorrt-llm", "vllm")),
-    Algorithm("mxfp4", "mxfp4", "mxfp4", engines=()),
+    Algorithm("MXFP8", "mxfp8_e4m3", "mxfp8_e4m3", True, 32),
+    Algorithm("mxfp4", "mxfp4", "mxfp4"),
     Algorithm("W4A8_MXFP4_FP8", "mxfp4", "fp8_tensor", None, 32),
     Algorithm("W4A16_AWQ", "int4"),
     Algorithm("W4A8_AWQ", "int4", "fp8_tensor", False),
@@ -158,7 +156,7 @@ def spell(row: Algorithm, scheme: Scheme, static: bool, pre_scale: str | None = 
         parts.append(value_part(".input_scale", "input", ()))
     how = NIBBLES if scheme.element.bits == 4 else BYTES
     wide = 1 if row.weight in ("fp8_tensor", "fp8_channel", "int8_channel") else scheme.group
-    return Spelling(NAME, row.name, scheme, how, tuple(parts), row.engines, (2 if int4 else 1, wide))
+    return Spelling(NAME, row.name, scheme, how, tuple(parts), (2 if int4 else 1, wide))
 
 
 def _codes(scheme: Scheme) -> Part:

@@ -43,18 +43,10 @@ MX = (E2M1, E2M3, E3M2, E4M3FN)
 NIBBLES = packing(4)
 REORDERED = (0, 2, 4, 6, 1, 3, 5, 7)
 STRAIGHT = tuple(range(8))
-# Schemes of inputs by name, with those weights that vLLM runs them with.
-INPUTS: Mapping[str, tuple[str, ...]] = {
-    "fp8_tensor": ("fp8_tensor", "fp8_channel", "mxfp4"),
-    "fp8_channel": ("fp8_tensor", "fp8_channel"),
-    "fp8_group128": ("fp8_block128", "fp8_block128_ue8m0"),
-    "nvfp4": ("nvfp4",),
-    "mxfp4": ("mxfp4",),
-    "mxfp6_e2m3": ("mxfp4", "mxfp6_e2m3"),
-    "mxfp6_e3m2": ("mxfp4", "mxfp6_e3m2"),
-    "mxfp8_e4m3": ("mxfp8_e4m3",),
-}  # fmt: skip
-_WIDE = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3")  # weights that vLLM runs with wide inputs
+# Schemes of inputs by name.
+INPUTS = (
+    "fp8_tensor", "fp8_channel", "fp8_group128", "nvfp4", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
+)  # fmt: skip
 
 
 def spelling(linear: LinearScheme, source: Format) -> Spelling:
@@ -106,7 +98,7 @@ def spell(
     rows, cols = scheme.inner.tile
     how = BYTES if scheme.element.bits == 8 else packing(scheme.element.bits)
     multiples = (8 if integers else max(rows, 1), max(cols, 1))
-    return Spelling(NAME, word(scheme), scheme, how, tuple(parts), _engines(scheme, linear), multiples)
+    return Spelling(NAME, word(scheme), scheme, how, tuple(parts), multiples)
 
 
 def word(scheme: Scheme) -> str:
@@ -120,13 +112,6 @@ def word(scheme: Scheme) -> str:
 QUARK: Mapping[str, str] = {
     "e4m3fn": "fp8_e4m3", "e2m1": "fp4", "e2m3": "fp6_e2m3", "e3m2": "fp6_e3m2", "int4": "int4", "uint4": "uint4",
 }  # fmt: skip
-
-
-def _engines(scheme: Scheme, linear: LinearScheme) -> tuple[str, ...]:
-    name = scheme.with_scale_format(FP32).name if scheme.inner.format in FLOATS else scheme.name
-    if linear.input is None:
-        return ("vllm",) if name in _WIDE or scheme.element in (INT4, UINT4) else ()
-    return ("vllm",) if name in INPUTS.get(input_name(linear.input) or "", ()) else ()
 
 
 def _codes(scheme: Scheme) -> Part:

@@ -45,7 +45,6 @@ from narrowcast.tensors.schemes import Scheme, Tile
 from narrowcast.tensors.storage import stored_scheme
 
 NAME = "torchao"
-ENGINES = ("vllm", "transformers")
 STEM = "._weight_"
 Parts = Mapping[str, Entry]
 
@@ -119,7 +118,7 @@ def extended(how: Spelling, *parts: Part) -> Spelling:
 
 
 def _spelling(format: str, scheme: Scheme, how: Any, parts: tuple[Part, ...]) -> Spelling:
-    return Spelling(NAME, format, scheme, how, parts, ENGINES)
+    return Spelling(NAME, format, scheme, how, parts)
 
 
 def _blocks(format: str, parts: Parts, scheme: Scheme, swizzled: bool) -> Spelling:
