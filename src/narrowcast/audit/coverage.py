@@ -13,11 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from narrowcast.audit import coverage_parent, structure, structure_layers  # noqa: F401 - their rules are here too
-from narrowcast.audit.findings import Finding
+from narrowcast.audit import coverage_parent, structure, structure_layers, structure_shapes  # noqa: F401 - their rules are here too
+from narrowcast.audit.findings import Finding, Severity
 from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
 from narrowcast.jobs.coded import Logical
@@ -34,7 +35,7 @@ FLOOR = 0.5  # the share of those layers below which something was skipped
 _CORRECTION = re.compile(r"(e_score_correction_bias|expert_bias|moe_statics\.\w+)$")
 # Containers whose reader in vLLM 0.32 builds the head as a plain one (only LinearBase gets a method there).
 _PLAIN_HEADS = frozenset({"fp8", "fbgemm-fp8", "mxfp4", "torchao"})
-_CODES = ("F8", "F6", "F4", "I8", "U8")
+_CODES = ("F8", "F6", "F4", "I8", "U8", "I16", "U16", "I32", "U32", "BOOL")
 
 
 def sized(subject: Subject) -> dict[str, Held]:
@@ -141,6 +142,44 @@ def skipped_experts(subject: Subject) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+@rule("NC403", "warning")
+def other_dtype(subject: Subject) -> Iterator[Finding]:
+    """A plain matrix is in a dtype that the model is not in.
+
+    What: a weight that is not quantized is stored as plain integers (an error), as fp16 in a model that calls itself
+    bf16, or, as an information, as bf16 in one that calls itself fp16.
+    Why: no engine takes integers for weights without a scale; it reads bits or numbers, both wrong. bf16 values beyond
+    65504 are infinite as fp16, and tiny ones vanish.
+    Fix: restore the tensor from the parent, or correct the dtype in config.json.
+    False alarm: models that mix dtypes by design, with engines that keep each.
+    """
+    said = model_dtype(subject.config)
+    other: dict[tuple[str, bool], list[str]] = {}
+    for name, one in sized(subject).items():
+        if one.dtype is None or one.role == Role.BIAS or len(one.shape) < 2 or subject.container == "gguf":
+            continue
+        integers = one.dtype.format not in ("bf16", "fp16", "fp32", "fp64") and one.kind in (
+            "Linear",
+            "Embedding",
+        )
+        if integers or (one.dtype.name, said) in (("F16", "bfloat16"), ("BF16", "float16")):
+            other.setdefault((one.dtype.name, integers), []).append(name)
+    for (dtype, integers), names in other.items():
+        severity: Severity = "error" if integers else "warning" if dtype == "F16" else "info"
+        yield Finding(
+            f"{len(names)} plain matrices are {dtype}, and the model is {said}", tensor=names[0], got=dtype,
+            wanted=said, count=len(names), severity=severity, remedy="restore them from the parent",
+        )  # fmt: skip
+
+
+def model_dtype(config: dict[str, Any]) -> str:
+    """What the config calls the model's dtype, as torch has it; "None" where it does not say."""
+    text = text_config(config)
+    return str(
+        text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    )
+
+
 @rule("NC405", "info")
 def quantized_head(subject: Subject) -> Iterator[Finding]:
     """The output head is quantized.
@@ -231,7 +270,7 @@ def narrowed_norm(subject: Subject) -> Iterator[Finding]:
         ):
             continue
         yield Finding(
-            f"a vector of role {role} is {'in codes without a scale' if codes else 'fp16 in a bf16 model'}",
+            f"a vector of role {role} is {'in codes or integers without a scale' if codes else 'fp16 in a bf16 model'}",
             tensor=name, got=entry.dtype.name, wanted="BF16 or F32", severity="error" if codes else None,
             remedy="restore the tensor from the parent",
         )  # fmt: skip

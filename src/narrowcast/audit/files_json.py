@@ -11,12 +11,27 @@ from narrowcast.audit.rules import rule
 from narrowcast.audit.salvage import parsed
 from narrowcast.audit.subject import Subject
 from narrowcast.containers.detect import BESIDE
+from narrowcast.store.checkpoint import text_config
 from narrowcast.store.folder import CONFIG
 from narrowcast.store.magic import wrong_file
 
 _LARGEST = 4 << 20  # bytes; tokenizers and vocabularies are larger and nobody edits them by hand
 _MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 AGAIN = "download or copy the file again"
+# Kinds of what every engine reads from a config.json; bool is no int here.
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        (
+            "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+            "head_dim", "vocab_size", "max_position_embeddings", "sliding_window", "kv_lora_rank", "q_lora_rank",
+            "num_nextn_predict_layers",
+        ), (int,),
+    ),
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_cache", "is_encoder_decoder"), (bool,)),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "rope_theta", "initializer_range"), (int, float)),
+    **dict.fromkeys(("hidden_act", "torch_dtype", "dtype", "transformers_version"), (str,)),
+    **dict.fromkeys(("vision_config", "audio_config"), (dict,)),
+}  # fmt: skip
 
 
 def texts(subject: Subject) -> Iterator[tuple[str, bytes]]:
@@ -114,3 +129,34 @@ def missing_config(subject: Subject) -> Iterator[Finding]:
             "there is no config.json", tensor=CONFIG, wanted="the config.json of the model",
             remedy="copy it beside the weights", severity="warning" if own else None,
         )  # fmt: skip
+
+
+@rule("NC017", "error")
+def wrong_kind(subject: Subject) -> Iterator[Finding]:
+    """A value in config.json is of another kind than it must be.
+
+    What: a size is no integer or not positive, a switch no boolean, a dtype no name.
+    Why: transformers checks kinds and refuses; engines that do not compute shapes from it and break far from the
+    cause, or take any text for true.
+    Fix: correct the value, or copy the file again.
+    False alarm: families that give a list per layer where others give one number; lists are not told.
+    """
+    config = subject.config
+    for part in (config, text_config(config)) if text_config(config) is not config else (config,):
+        for key, kinds in _KINDS.items():
+            value = part.get(key)
+            fits = (
+                value is None
+                or isinstance(value, list)
+                or (isinstance(value, kinds) and _is_bool(value) == (bool in kinds))
+            )
+            if fits and not (kinds == (int,) and isinstance(value, int) and value < 0):
+                continue
+            yield Finding(
+                f"{key} is no {' or '.join(kind.__name__ for kind in kinds)}" if not fits else f"{key} is negative",
+                tensor=CONFIG, got=repr(value)[:60], remedy=AGAIN,
+            )  # fmt: skip
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)

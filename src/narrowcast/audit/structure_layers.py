@@ -33,6 +33,14 @@ _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _PREDICT = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
+# Projections that none of the families has without a third one, and what may stand for it.
+_TOGETHER: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = (
+    (frozenset({"q_proj", "v_proj"}), "k_proj", frozenset()),
+    (frozenset({"k_proj", "v_proj"}), "q_proj", frozenset({"q_a_proj", "q_b_proj", "qkv_proj"})),
+    (frozenset({"gate_proj"}), "up_proj", frozenset({"gate_up_proj"})),
+    (frozenset({"w1", "w2"}), "w3", frozenset({"w13"})),
+)
+
 _QKVO = tuple(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -262,4 +270,29 @@ def odd_expert(subject: Subject) -> Iterator[Finding]:
                 yield Finding(
                     "the expert lacks a tensor that the others have", tensor=f"{path}.{i}.{piece}",
                     wanted=f"{piece}, as in the other experts", remedy="copy it from the parent",
+                )  # fmt: skip
+
+
+@rule("NC425", "error")
+def lone_sibling(subject: Subject) -> Iterator[Finding]:
+    """A projection is there without the ones that it works with.
+
+    What: q and v without k, k and v without any q, or gate without up, in the same layer.
+    Why: no attention and no gated MLP can be built from the rest; engines stop, or fill the gap with random numbers.
+    Fix: copy the tensor from the parent.
+    False alarm: none known; layers that share keys or values with others lack k and v together, or v alone.
+    """
+    if not subject.found.whole or promised(subject) is None:  # an excerpt of a model does not say its layers
+        return
+    blocks: dict[str, set[str]] = {}
+    for name in subject.found.modules:
+        parent, _, leaf = name.rpartition(".")
+        blocks.setdefault(parent, set()).add(leaf)
+    for parent, leaves in blocks.items():
+        for have, lack, instead in _TOGETHER:
+            if have <= leaves and lack not in leaves and not instead & leaves:
+                yield Finding(
+                    f"{' and '.join(sorted(have))} are there without {lack}" if len(have) > 1
+                    else f"{min(have)} is there without {lack}",
+                    tensor=f"{parent}.{lack}", got="no tensor of this module", remedy="copy it from the parent",
                 )  # fmt: skip

@@ -81,6 +81,12 @@ def router(folder: Path) -> Ask:
     return Ask(child, expect={"tensor": ROUTER, "got": "fp8_channel"})
 
 
+def integers(folder: Path) -> Ask:
+    """The bits of a BF16 head, called integers."""
+    model = edit(parent(folder, head=True), {"lm_head.weight": ("I16", np.zeros((64, 128), np.int16))})
+    return Ask(model, expect={"tensor": "lm_head", "severity": "error", "count": 1})
+
+
 NORM = "model.layers.1.input_layernorm.weight"
 
 
@@ -120,6 +126,7 @@ def fine(folder: Path) -> Ask:
 
 CASES = {
     "NC400": Case(share, plain), "NC401": Case(low, covered), "NC402": Case(skipped, covered),
+    "NC403": Case(integers, plain),
     "NC405": Case(head, no_head), "NC406": Case(table, no_head), "NC407": Case(router, covered),
     "NC408": Case(fp8_norm, fp32_norm), "NC409": Case(coarse, fine),
 }  # fmt: skip

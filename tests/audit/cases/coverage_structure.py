@@ -71,6 +71,18 @@ def more_tokens(folder: Path) -> Ask:
     return Ask(model, expect={"tensor": "model.embed_tokens", "got": "64 rows", "wanted": "96 rows"})
 
 
+def wider(folder: Path) -> Ask:
+    model = edit_config(parent(folder), lambda config: config.update(head_dim=16))
+    expect = {"tensor": "model.layers.0.self_attn.o_proj", "got": "[128, 128]", "wanted": "[128, 64]"}
+    return Ask(model, expect=expect)
+
+
+def alone(folder: Path) -> Ask:
+    """Values without keys, in a family that is not known otherwise."""
+    lost = tuple(f"model.layers.{i}.self_attn.k_proj.weight" for i in range(12))
+    return Ask(deep(folder, lost), expect={"tensor": "model.layers.0.self_attn.k_proj"})
+
+
 def more_layers(folder: Path) -> Ask:
     model = edit_config(parent(folder), lambda config: config.update(num_hidden_layers=3))
     return Ask(model, expect={"tensor": "model.layers.2", "severity": "error", "count": 1})
@@ -161,7 +173,7 @@ def seeing(folder: Path) -> Ask:
 
 CASES = {
     "NC410": Case(other_head, same_head), "NC411": Case(untied, healthy), "NC412": Case(quantized_table, plain_table),
-    "NC413": Case(more_tokens, healthy), "NC420": Case(more_layers, healthy), "NC421": Case(odd, alternating),
+    "NC413": Case(more_tokens, healthy), "NC414": Case(wider, healthy), "NC420": Case(more_layers, healthy), "NC421": Case(odd, alternating),
     "NC422": Case(part, healthy), "NC423": Case(more_experts, all_experts), "NC424": Case(odd_expert, even_experts),
-    "NC430": Case(no_prediction, prediction), "NC431": Case(blind, seeing),
+    "NC425": Case(alone, alternating), "NC430": Case(no_prediction, prediction), "NC431": Case(blind, seeing),
 }  # fmt: skip

@@ -96,6 +96,11 @@ def marked(folder: Path) -> Ask:
     return Ask(model, expect={"tensor": "config.json", "got": "ef bb bf"})
 
 
+def text_for_number(folder: Path) -> Ask:
+    model = edit_config(sharded(folder), lambda config: config.update(hidden_size="128"))
+    return Ask(model, expect={"tensor": "config.json", "got": "'128'"})
+
+
 def no_config(folder: Path) -> Ask:
     model = sharded(folder)
     (model / "config.json").unlink()
@@ -176,6 +181,7 @@ CASES = {
     "NC006": Case(broken_config, healthy), "NC007": Case(twice, healthy), "NC008": Case(marked, healthy),
     "NC009": Case(no_config, healthy), "NC010": Case(listed_only, healthy), "NC011": Case(unlisted, healthy),
     "NC012": Case(elsewhere, healthy), "NC013": Case(other_size, healthy), "NC014": Case(no_index, healthy),
-    "NC015": Case(doubled, healthy), "NC016": Case(by_case, healthy), "NC020": Case(second_copy, healthy),
+    "NC015": Case(doubled, healthy), "NC016": Case(by_case, healthy), "NC017": Case(text_for_number, healthy),
+    "NC020": Case(second_copy, healthy),
     "NC021": Case(stray, healthy), "NC022": Case(leftover, hidden_leftover),
 }  # fmt: skip
