@@ -19,7 +19,7 @@ from narrowcast.audit.config_dtypes import said_dtype
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
-from narrowcast.containers.container import ENGINES
+from narrowcast.hardware.engines import ENGINES
 from narrowcast.jobs.coded import Coded
 from narrowcast.tensors.presets import LinearScheme
 
