@@ -34,4 +34,5 @@ def test_experts_quantized(tmp_path: Path) -> None:
     done = audit(tmp_path / "child", against=tmp_path / "parent", select=["NC4"])
     found = {one.rule: one for one in done.findings}
     assert found["NC400"].facts["parameters"] == 4096 + 12288
-    assert not {one.rule for one in done.findings if one.severity != "info"}
+    # True of the case's own model: it has experts and no router.
+    assert {one.rule for one in done.findings if one.severity != "info"} == {"NC425"}

@@ -259,7 +259,9 @@ def narrowed_norm(subject: Subject) -> Iterator[Finding]:
         text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
     )
     for name, entry in subject.checkpoint.entries.items():
-        if len(entry.shape) != 1 or subject.container == "gguf":
+        if (
+            len(entry.shape) != 1 + name.endswith("_proj_bias") or subject.container == "gguf"
+        ):  # of a stack: [E, out]
             continue
         codes = entry.dtype.name.startswith(_CODES)
         if not codes and not (entry.dtype.name == "F16" and said == "bfloat16"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.rules import rule
 from narrowcast.audit.salvage import parsed
+from narrowcast.audit.structure_layers import parts
 from narrowcast.audit.subject import Subject
 from narrowcast.containers.detect import BESIDE
 from narrowcast.store.checkpoint import text_config
@@ -32,6 +33,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("hidden_act", "torch_dtype", "dtype", "transformers_version"), (str,)),
     **dict.fromkeys(("vision_config", "audio_config"), (dict,)),
 }  # fmt: skip
+
+
+# Without these, engines take the default of the family's class, which is the size of another model.
+_POSITIVE = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+)  # fmt: skip
 
 
 def texts(subject: Subject) -> Iterator[tuple[str, bytes]]:
@@ -150,13 +157,38 @@ def wrong_kind(subject: Subject) -> Iterator[Finding]:
                 or isinstance(value, list)
                 or (isinstance(value, kinds) and _is_bool(value) == (bool in kinds))
             )
-            if fits and not (kinds == (int,) and isinstance(value, int) and value < 0):
+            if fits and not (kinds == (int,) and isinstance(value, int) and value < (key in _POSITIVE)):
                 continue
             yield Finding(
-                f"{key} is no {' or '.join(kind.__name__ for kind in kinds)}" if not fits else f"{key} is negative",
+                f"{key} is no {' or '.join(kind.__name__ for kind in kinds)}" if not fits else f"{key} is too small",
                 tensor=CONFIG, got=repr(value)[:60], remedy=AGAIN,
             )  # fmt: skip
 
 
 def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
+
+
+@rule("NC018", "error")
+def unnamed_model(subject: Subject) -> Iterator[Finding]:
+    """config.json does not say which model this is.
+
+    What: model_type is missing, or architectures is (a warning), or a size that the architecture cannot do without.
+    Why: transformers refuses a config without model_type, vLLM and SGLang one without architectures. A size that is
+    missing is taken from the family's defaults, which are those of another model.
+    Fix: copy config.json of the same save.
+    False alarm: models that are loaded by code of their own.
+    """
+    config, text = subject.config, text_config(subject.config)
+    if not config or not subject.found.folder:
+        return
+    absent = [key for key in ("model_type", "architectures") if not config.get(key)]
+    if parts(subject) and text.get("num_hidden_layers"):
+        absent += [k for k in ("hidden_size", "num_attention_heads", "vocab_size") if text.get(k) is None]
+    for key in absent:
+        yield Finding(
+            f"{key} is missing",
+            tensor=CONFIG,
+            severity="warning" if key == "architectures" else None,
+            remedy=AGAIN,
+        )

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.rules import rule
+from narrowcast.audit.structure import embeddings
 from narrowcast.audit.subject import Subject
 from narrowcast.model.roles import Role, find_function, find_place
 from narrowcast.store.checkpoint import text_config
@@ -59,7 +60,9 @@ PARTS: dict[str, tuple[str, ...]] = {
     "Phi3ForCausalLM": ("self_attn.qkv_proj", "self_attn.o_proj", *_NORMS, "mlp.gate_up_proj", "mlp.down_proj"),
     "MixtralForCausalLM": (*_QKVO, *_NORMS),
     "Qwen3MoeForCausalLM": (*_QKVO, *_NORMS, *_QK_NORM),
-    "GptOssForCausalLM": (*_QKVO, *_NORMS, "self_attn.sinks", "mlp.router", "mlp.router.bias"),
+    "GptOssForCausalLM": (
+        *_QKVO, *(f"{name}.bias" for name in _QKVO), *_NORMS, "self_attn.sinks", "mlp.router", "mlp.router.bias",
+    ),
     "DeepseekV3ForCausalLM": (
         *_NORMS, "self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm", "self_attn.kv_b_proj", "self_attn.o_proj",
     ),
@@ -277,12 +280,14 @@ def odd_expert(subject: Subject) -> Iterator[Finding]:
 def lone_sibling(subject: Subject) -> Iterator[Finding]:
     """A projection is there without the ones that it works with.
 
-    What: q and v without k, k and v without any q, or gate without up, in the same layer.
-    Why: no attention and no gated MLP can be built from the rest; engines stop, or fill the gap with random numbers.
+    What: q and v without k, k and v without any q, gate without up, or experts without a router, in the same layer.
+    Why: nothing can be computed from the rest; engines stop, or fill the gap with random numbers.
     Fix: copy the tensor from the parent.
     False alarm: none known; layers that share keys or values with others lack k and v together, or v alone.
     """
-    if not subject.found.whole or promised(subject) is None:  # an excerpt of a model does not say its layers
+    if (
+        not subject.found.whole or promised(subject) is None or not embeddings(subject)
+    ):  # an excerpt of a model
         return
     blocks: dict[str, set[str]] = {}
     for name in subject.found.modules:
@@ -296,3 +301,12 @@ def lone_sibling(subject: Subject) -> Iterator[Finding]:
                     else f"{min(have)} is there without {lack}",
                     tensor=f"{parent}.{lack}", got="no tensor of this module", remedy="copy it from the parent",
                 )  # fmt: skip
+    routed = [name for name in subject.found.modules if _routes(f"{name}.weight")]
+    blocks_of = {path.removesuffix("experts") for path in blocks if path.endswith(".experts")}
+    blocks_of |= {path.removesuffix("experts") for path in _experts(subject)}
+    for block in sorted(blocks_of):
+        if not any(name.startswith(block) for name in routed):
+            yield Finding(
+                "experts are there without a router", tensor=f"{block}experts", got="no router beside them",
+                remedy="copy it from the parent",
+            )  # fmt: skip

@@ -27,7 +27,8 @@ def other_sizes(subject: Subject) -> Iterator[Finding]:
     """A tensor's shape is not what the config says.
 
     What: a projection or norm of an architecture that is known has other rows or columns than hidden_size, heads,
-    intermediate_size and head_dim make; a linear layer is no matrix; or a bias does not fit its matrix.
+    intermediate_size and head_dim make; a linear layer or the embedding is no matrix; or a bias does
+    not fit its matrix.
     Why: engines refuse it, or load the rows that fit.
     Fix: take config and weights from the same save.
     False alarm: models that were pruned in width layer by layer and keep the architecture's name.
@@ -50,7 +51,7 @@ def other_sizes(subject: Subject) -> Iterator[Finding]:
             expected = ()
         if expected is not None and one.shape != expected:
             yield Finding(
-                "the shape is not what the config says" if expected else "the weight of a linear layer is no matrix",
+                "the shape is not what the config says" if expected else "the weight is no matrix",
                 tensor=name, got=str(list(one.shape)), wanted=str(list(expected)) if expected else "[out, in]",
                 remedy="take config.json and weights from the same save",
             )  # fmt: skip

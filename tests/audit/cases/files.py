@@ -101,6 +101,11 @@ def text_for_number(folder: Path) -> Ask:
     return Ask(model, expect={"tensor": "config.json", "got": "'128'"})
 
 
+def no_type(folder: Path) -> Ask:
+    model = edit_config(sharded(folder), lambda config: config.pop("model_type"))
+    return Ask(model, expect={"said": "model_type is missing", "severity": "error"})
+
+
 def no_config(folder: Path) -> Ask:
     model = sharded(folder)
     (model / "config.json").unlink()
@@ -176,12 +181,25 @@ def hidden_leftover(folder: Path) -> Ask:
 
 
 CASES = {
-    "NC001": Case(other_block, whole), "NC002": Case(cut_off, whole), "NC003": Case(pointer, healthy),
-    "NC004": Case(link_to_nothing, link_to_file), "NC005": Case(shard_gone, healthy),
-    "NC006": Case(broken_config, healthy), "NC007": Case(twice, healthy), "NC008": Case(marked, healthy),
-    "NC009": Case(no_config, healthy), "NC010": Case(listed_only, healthy), "NC011": Case(unlisted, healthy),
-    "NC012": Case(elsewhere, healthy), "NC013": Case(other_size, healthy), "NC014": Case(no_index, healthy),
-    "NC015": Case(doubled, healthy), "NC016": Case(by_case, healthy), "NC017": Case(text_for_number, healthy),
+    "NC001": Case(other_block, whole),
+    "NC002": Case(cut_off, whole),
+    "NC003": Case(pointer, healthy),
+    "NC004": Case(link_to_nothing, link_to_file),
+    "NC005": Case(shard_gone, healthy),
+    "NC006": Case(broken_config, healthy),
+    "NC007": Case(twice, healthy),
+    "NC008": Case(marked, healthy),
+    "NC009": Case(no_config, healthy),
+    "NC010": Case(listed_only, healthy),
+    "NC011": Case(unlisted, healthy),
+    "NC012": Case(elsewhere, healthy),
+    "NC013": Case(other_size, healthy),
+    "NC014": Case(no_index, healthy),
+    "NC015": Case(doubled, healthy),
+    "NC016": Case(by_case, healthy),
+    "NC017": Case(text_for_number, healthy),
+    "NC018": Case(no_type, healthy),
     "NC020": Case(second_copy, healthy),
-    "NC021": Case(stray, healthy), "NC022": Case(leftover, hidden_leftover),
-}  # fmt: skip
+    "NC021": Case(stray, healthy),
+    "NC022": Case(leftover, hidden_leftover),
+}
