@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from narrowcast.audit.matrix import ranks
 from narrowcast.errors import InputError
-from narrowcast.kernels import choose_survey
+from narrowcast.kernels import choose_pairs, choose_survey
 from narrowcast.kernels.cpu import survey as compiled
-from narrowcast.kernels.reference.survey import survey, tile_maxima
+from narrowcast.kernels.reference.survey import pairs, survey, tile_maxima
 from narrowcast.numbers.formats import Kind, formats
 from narrowcast.tensors.packing import BYTES, pack, packing, unpack
 from narrowcast.tensors.schemes import Tile
@@ -82,6 +82,18 @@ def test_reference_is_a_loop_over_elements() -> None:
             part = codes[2 * i : 2 * i + 2, 16 * j : 16 * j + 16].reshape(-1)
             finite = [abs(float(v)) for c in part if not isinstance(v := fmt.value(int(c)), str)]
             assert magnitudes[peaks[i, j]] == max(finite, default=0.0)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 256), st.integers(0, 5), st.integers(0, 70))
+@settings(max_examples=30, deadline=None)
+def test_pairs(seed: int, rows: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    first, second = rng.integers(0, rows, (n, k), np.uint8), rng.integers(0, 256, (n, k), np.uint8)
+    wanted = np.zeros((rows, 256), np.int64)
+    np.add.at(wanted, (first, second), 1)
+    for found in (choose_pairs()(first, second, rows), pairs(first, second, rows)):
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 6, 8, 64, 96, 128, 0])

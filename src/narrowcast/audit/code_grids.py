@@ -223,12 +223,12 @@ def tiles_below_the_top(matrix: Matrix) -> Iterator[Finding]:
     if matrix.peaks is None or matrix.zero is not None or matrix.element.kind is Kind.TABLE:
         return
     table, peaks = magnitudes(matrix.element), matrix.peaks
-    filled = int(np.count_nonzero(peaks))
+    filled = int(matrix.peak_counts[1:].sum())
     if filled < 32:
         return
     top = float(table.max()) if matrix.element.kind is not Kind.INT else matrix.element.max
     near = top / 4 if matrix.scale_format is E8M0 else 0.98 * top
-    high = int(np.count_nonzero(peaks >= np.searchsorted(table, near)))
+    high = int(matrix.peak_counts[np.searchsorted(table, near) :].sum())
     if 3 * high >= filled:
         return
     sure = _normal_scales(matrix) & (peaks > 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,19 @@ from numpy.typing import NDArray
 from narrowcast.containers.spelling import Array
 from narrowcast.jobs.coded import Coded
 from narrowcast.jobs.matching import Held
+from narrowcast.kernels import choose_pairs, choose_survey
 from narrowcast.kernels.reference.survey import Counts, Ranks
 from narrowcast.numbers.codec import decode_table
 from narrowcast.numbers.formats import Format
+from narrowcast.tensors.packing import BYTES
 from narrowcast.tensors.scaling import load_scale, scales_shape
 from narrowcast.tensors.schemes import Scheme
 
 F32 = NDArray[np.float32]
+_EVERY_BYTE, _NO_RANKS = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)
 
 
+@cache
 def ranks(element: Format) -> Ranks:
     """The rank of every code by magnitude, uint8 [2^bits]: equal magnitudes have one rank, zero and NaN rank 0."""
     magnitudes = np.abs(decode_table(element))
@@ -35,6 +39,7 @@ def ranks(element: Format) -> Ranks:
     return np.searchsorted(np.unique(finite), finite).astype(np.uint8)
 
 
+@cache
 def magnitudes(element: Format) -> F32:
     """The magnitude of every rank, float32 ascending from 0."""
     values = np.abs(decode_table(element))
@@ -108,7 +113,25 @@ class Matrix:
         """How often each code of a scale occurs, int64 [256]; None where scales are wider than a byte."""
         if self.scales.dtype != np.uint8:
             return None
-        return np.bincount(self.scales.reshape(-1), minlength=256).astype(np.int64)
+        if self.joint is not None:
+            return self.joint.sum(axis=0)
+        return _counts(self.scales)
+
+    @cached_property
+    def joint(self) -> Counts | None:
+        """How many tiles have a peak (rank) and a scale (code), int64 [ranks, 256]; None without codes, or where scales
+        are wider than a byte."""
+        if self.peaks is None or self.scales.dtype != np.uint8 or self.scales.shape != self.peaks.shape:
+            return None
+        return choose_pairs()(self.peaks, self.scales, len(magnitudes(self.element)))
+
+    @cached_property
+    def peak_counts(self) -> Counts:
+        """How many tiles have each peak, int64 [ranks]."""
+        assert self.peaks is not None
+        if self.joint is not None:
+            return self.joint.sum(axis=1)
+        return _counts(self.peaks)[: len(magnitudes(self.element))]
 
     @cached_property
     def tile_amax(self) -> F32 | None:
@@ -121,20 +144,30 @@ class Matrix:
     @cached_property
     def multipliers(self) -> F32:
         """What each tile is multiplied by: the innermost scale under the outer one; a grid like ``scales``."""
+        return self._under_outer(self.scale_values)
+
+    def _under_outer(self, scales: F32) -> F32:
         if self.outer is None or len(self.scheme.scales) == 1:
-            return self.scale_values
+            return scales
         with np.errstate(all="ignore"):
             divides = self.scheme.scales[-1].divides
             outer = np.array(1 / np.float64(self.outer) if divides else self.outer, np.float32)
-            found: F32 = (np.divide if divides else np.multiply)(self.scale_values, outer)
+            found: F32 = (np.divide if divides else np.multiply)(scales, outer)
         return found
 
     @cached_property
     def amax(self) -> float | None:
         """The largest finite decoded magnitude, None as in ``tile_amax``."""
-        if self.tile_amax is None:
+        if self.peaks is None or self.zero is not None:
             return None
-        return float(np.where(np.isfinite(self.tile_amax), self.tile_amax, 0).max(initial=0))
+        with np.errstate(all="ignore"):
+            if self.joint is None:
+                found = self.tile_amax
+            else:  # each pair that occurs once
+                scales = self._under_outer(load_scale(_EVERY_BYTE, self.scale_format))
+                found = (magnitudes(self.element)[:, None] * scales)[self.joint > 0]
+        assert found is not None
+        return float(np.where(np.isfinite(found), found, 0).max(initial=0))
 
     @cached_property
     def values(self) -> F32:
@@ -154,6 +187,11 @@ class Matrix:
     def grid(self) -> tuple[int, ...]:
         """The shape that a grid of innermost scales has."""
         return scales_shape(self.shape, self.scheme)[0]
+
+
+def _counts(grid: NDArray[np.uint8]) -> Counts:
+    """How often each byte occurs in a matrix, int64 [256]."""
+    return choose_survey(BYTES)(grid, BYTES, grid.shape[1], (0, 0), _NO_RANKS)[0]
 
 
 def first(mask: NDArray[np.bool_]) -> tuple[int, ...] | None:

@@ -9,6 +9,7 @@ quantized; nothing else of a scheme matters to them. The first kind that fits is
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from narrowcast.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, E8M0, INT4, INT8, Kind, formats
 from narrowcast.tensors.presets import LinearScheme
@@ -89,6 +90,7 @@ def weight_kind(scheme: Scheme) -> str:
     return next((name for name, fits in WEIGHTS if fits(scheme)), "other")
 
 
+@cache
 def input_kind(linear: LinearScheme) -> str:
     """The kind of a layer's input: "wide" where it is not quantized, "other" where no kind fits. A scale per tensor
     that is stored is ``fp8_static`` or ``int8_static``; one made on the fly is ``fp8_tensor`` or ``int8_tensor``."""

@@ -121,6 +121,18 @@ def choose_survey(packing: Packing) -> Survey:
     return reference
 
 
+Pairs = Callable[[NDArray[np.uint8], NDArray[np.uint8], int], NDArray[np.int64]]
+
+
+def choose_pairs() -> Pairs:
+    """What counts pairs of bytes, see ``kernels.reference.survey``: compiled where it can be."""
+    try:
+        from narrowcast.kernels.cpu.survey import pairs
+    except ImportError:
+        from narrowcast.kernels.reference.survey import pairs
+    return pairs
+
+
 def choose_pair(scheme: Scheme, source: Format, packing: Packing) -> Measure:
     """What measures a chunk beside its original, see ``kernels.reference.pair``: compiled where it can be."""
     if choose(scheme, source, packing).backend.name == "cpu":

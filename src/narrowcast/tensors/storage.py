@@ -9,6 +9,7 @@ arithmetic are how a quantizer got there; a decoder does not need them.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from narrowcast.numbers.formats import E2M1, E4M3FN, E8M0, FP32, Format, Kind
 from narrowcast.tensors.schemes import Scale, Scheme, Tile, schemes
@@ -24,6 +25,7 @@ def _stored(scheme: Scheme) -> tuple[object, ...]:
     return scheme.element, levels, scheme.zero
 
 
+@cache  # thousands of layers are stored alike
 def stored_scheme(
     element: Format,
     tile: Tile,

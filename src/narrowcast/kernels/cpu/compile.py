@@ -41,8 +41,9 @@ _SIGNATURES = {
     "dequantize": "B i i i i i i W i f i i W B S F F F S B",
     "pair": "S i i B i i i i i W F i f i i W B i D i D W W N N F F F W D W W F B B",
     "survey": "B i i i i i i i N B B",
+    "pairs": "B B i N",
 }
-_ONE_FOR_ALL, _BY_WIDTH = ("peak",), ("survey",)  # kernels that no kind of element changes
+_ONE_FOR_ALL, _BY_WIDTH = ("peak", "pairs"), ("survey",)  # kernels that no kind of element changes
 
 
 def kernel(name: str, carrier: str, kind: int = 0, bits: int = 8) -> Kernel:
@@ -87,6 +88,7 @@ def _compile(name: str, carrier: str, kind: int, bits: int, symbol: str) -> byte
         "dequantize": decode.dequantize_kernel,
         "pair": measuring.pair_kernel,
         "survey": counting.survey_kernel,
+        "pairs": counting.pairs_kernel,
     }
     function = makers[name](Codes(kind, bits))
     letters = {

@@ -104,3 +104,13 @@ def survey_kernel(how: Codes) -> Any:
                 keys(last, at(found, whole * WORDS), flip, turn, shift, limit)
 
     return survey
+
+
+def pairs_kernel(how: Codes) -> Any:
+    """The function that counts pairs of bytes, counts [first, second]."""
+
+    def pairs(first: Any, second: Any, count: int, counts: Any) -> None:
+        for i in range(count):
+            counts[first[i] * 256 + second[i]] += 1
+
+    return pairs

@@ -68,6 +68,16 @@ def survey(
     return counts[: len(ranks)], tile_maxima(found, (tile[0], columns // 8))
 
 
+def pairs(first: Ranks, second: NDArray[np.uint8], rows: int) -> Counts:
+    """See ``kernels.reference.survey.pairs``."""
+    if first.shape != second.shape or (first.size and int(first.max()) >= rows):
+        return reference.pairs(first, second, rows)  # which refuses it
+    counts = np.zeros((rows, 256), np.int64)
+    one, two = np.ascontiguousarray(first), np.ascontiguousarray(second)
+    call(kernel("pairs", "uint8"), one, two, one.size, counts)
+    return counts
+
+
 def _run(packed: Ranks, packing: Packing, width: int, key: Key) -> tuple[Counts, Ranks]:
     """Counts of codes [2^bits], and the greatest key of every eight bytes, uint8 [n, ⌈width / 8⌉]."""
     n, row_bytes = packed.shape

@@ -3,8 +3,8 @@
     counts[c] = |{i : code_i = c}|          peaks[t] = max over i in tile t of rank(code_i)
 
 Ranks order codes as the caller wants, usually by magnitude with NaN at 0. One look at the bytes answers most
-questions about codes: saturation, codes that no value has, tiles that became zero, and through peak times scale
-the largest decoded value.
+questions about codes: saturation, codes that no value has, tiles that became zero. How often a peak meets a scale
+answers the others, the largest decoded value among them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ def survey(
             "a byte is no code of the format", where=packing.name, got=len(counts) - 1, wanted=f"below {len(ranks)}"
         )  # fmt: skip
     return counts.astype(np.int64), tile_maxima(ranks[codes], tile)
+
+
+def pairs(first: Ranks, second: NDArray[np.uint8], rows: int) -> Counts:
+    """How often each pair of bytes meets in two arrays of one shape: int64 [rows, 256]; ``first`` is below ``rows``."""
+    both = first.reshape(-1).astype(np.uint16) << np.uint16(8) | second.reshape(-1)
+    return np.bincount(both, minlength=rows * 256).astype(np.int64).reshape(rows, 256)
 
 
 def tile_maxima(codes: Ranks, tile: Tile) -> Ranks:
