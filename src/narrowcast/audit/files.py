@@ -281,9 +281,8 @@ def _same(one: Path, other: Path, name: str) -> bool:
         x, y = a.entries[name], b.entries[name]
         if (x.dtype, x.shape) != (y.dtype, y.shape):
             return False
-        return (
-            np.array_equal(a.array(name).view(np.uint8), b.array(name).view(np.uint8)) if x.nbytes else True
-        )
+        one_flat, other_flat = (reader.array(name).reshape(-1).view(np.uint8) for reader in (a, b))
+        return np.array_equal(one_flat, other_flat)
 
 
 @rule("NC016", "warning")

@@ -31,10 +31,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_cache", "is_encoder_decoder"), (bool,)),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "rope_theta", "initializer_range"), (int, float)),
     **dict.fromkeys(("hidden_act", "torch_dtype", "dtype", "transformers_version"), (str,)),
-    **dict.fromkeys(("vision_config", "audio_config"), (dict,)),
+    **dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), (int,)),
+    **dict.fromkeys(("vision_config", "audio_config", "rope_scaling", "rope_parameters"), (dict,)),
 }  # fmt: skip
 
 
+_DTYPES = ("bfloat16", "float16", "float32", "float64", "auto")
 # Without these, engines take the default of the family's class, which is the size of another model.
 _POSITIVE = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
@@ -150,23 +152,23 @@ def wrong_kind(subject: Subject) -> Iterator[Finding]:
     """
     config = subject.config
     for part in (config, text_config(config)) if text_config(config) is not config else (config,):
-        for key, kinds in _KINDS.items():
-            value = part.get(key)
-            fits = (
-                value is None
-                or isinstance(value, list)
-                or (isinstance(value, kinds) and _is_bool(value) == (bool in kinds))
-            )
-            if fits and not (kinds == (int,) and isinstance(value, int) and value < (key in _POSITIVE)):
-                continue
-            yield Finding(
-                f"{key} is no {' or '.join(kind.__name__ for kind in kinds)}" if not fits else f"{key} is too small",
-                tensor=CONFIG, got=repr(value)[:60], remedy=AGAIN,
-            )  # fmt: skip
+        for key in _KINDS:
+            problem = _unfit(key, part.get(key))
+            if problem is not None:
+                yield Finding(f"{key} {problem}", tensor=CONFIG, got=repr(part[key])[:60], remedy=AGAIN)
 
 
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
+def _unfit(key: str, value: object) -> str | None:
+    """Why a value cannot be one of this key; None for null, and for lists, which give one value per layer."""
+    kinds = _KINDS[key]
+    if value is None or isinstance(value, list):
+        return None
+    if not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds):
+        return f"is no {' or '.join(kind.__name__ for kind in kinds)}"
+    if key in ("dtype", "torch_dtype") and str(value).removeprefix("torch.") not in _DTYPES:
+        return "is no dtype"
+    least = 1 if key in _POSITIVE else -1 if key.endswith("_id") else 0  # -1: no such token
+    return "is too small" if isinstance(value, int) and value < least else None
 
 
 @rule("NC018", "error")

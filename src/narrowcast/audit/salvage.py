@@ -1,7 +1,7 @@
 """A directory that ``Checkpoint.open`` refuses, opened file by file.
 
     index readable:   its shards are the model; others are noted, and read only where none of its shards is there
-    none, or broken:  the largest family name-00001-of-00003, or every file
+    none, or broken:  model.safetensors, else the largest family name-00001-of-00003, else every file
     config:           keys that appear twice count as the last one, as engines read them; keys of a wrong kind are
                       left out
 
@@ -23,6 +23,7 @@ from narrowcast.store.folder import CONFIG, FAMILY, INDEX, INDEX_ENDING, SECOND_
 from narrowcast.store.safetensors import Entry, Reader
 
 WEIGHTS = ".safetensors"
+ONE_FILE = "model.safetensors"
 
 
 def salvage(path: Path, error: NarrowcastError) -> Found:
@@ -198,6 +199,9 @@ def _shards(weights: list[str], found: Found) -> list[str]:
         found.absent = tuple(name for name in named if name not in there)
         found.unnamed = tuple(name for name in first if name not in named)
         return there or [name for name in first if name not in links]
+    if ONE_FILE in first and ONE_FILE not in links:  # what transformers takes before it looks for an index
+        found.unnamed = tuple(name for name in first if name != ONE_FILE)
+        return [ONE_FILE]
     families: dict[tuple[str, int], list[str]] = {}
     for name in first:
         member = FAMILY.match(name)

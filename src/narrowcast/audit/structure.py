@@ -21,6 +21,15 @@ from narrowcast.store.checkpoint import Checkpoint, text_config
 
 _ROWS = 1 << 12  # of a head that are compared at once
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+# Architectures whose config class has tie_word_embeddings False by default, and leaves defaults out of config.json
+# (transformers 5.24).
+UNTIED = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "DeepseekV3", "Phi3",
+        "GptOss", "Glm4", "Glm4Moe", "Olmo2", "Granite", "MiniMaxM2",
+    )
+)  # fmt: skip
 _PREDICT = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
 
@@ -96,8 +105,8 @@ def _equal(a: Held, b: Held, checkpoint: Checkpoint) -> bool:
 def missing_head(subject: Subject) -> Iterator[Finding]:
     """The model has no output head, and none is tied.
 
-    What: a model that generates text, tie_word_embeddings false, and no lm_head in the file; or a head is tied to an
-    embedding that the file does not have.
+    What: a model that generates text, tie_word_embeddings false (or left out, where that is the architecture's
+    default), and no lm_head in the file; or a head is tied to an embedding that the file does not have.
     Why: the head is then random or zero, and the model prints one token for ever, often question marks or
     exclamation marks.
     Fix: copy the head from the parent, or set tie_word_embeddings to true if the parent is tied.
@@ -107,9 +116,11 @@ def missing_head(subject: Subject) -> Iterator[Finding]:
     if not found.whole or not generates(subject.config) or not found.modules:
         return
     tied, head, table = tie(subject.config), heads(subject), embeddings(subject)
+    said = "tie_word_embeddings" in {**subject.config, **text_config(subject.config)}
     if tied is False and not head and table:
         yield Finding(
-            "tie_word_embeddings is false and the file has no output head", tensor="lm_head.weight", got="no head",
+            f"tie_word_embeddings is {'false' if said else 'not set'} and the file has no output head",
+            tensor="lm_head.weight", got="no head",
             wanted="a stored head, or tie_word_embeddings true", remedy="copy the head from the parent",
         )  # fmt: skip
     if tied is True and not head and not table:

@@ -40,6 +40,12 @@ _TOGETHER: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = (
     (frozenset({"k_proj", "v_proj"}), "q_proj", frozenset({"q_a_proj", "q_b_proj", "qkv_proj"})),
     (frozenset({"gate_proj"}), "up_proj", frozenset({"gate_up_proj"})),
     (frozenset({"w1", "w2"}), "w3", frozenset({"w13"})),
+    (frozenset({"gate_proj", "up_proj"}), "down_proj", frozenset()),
+    (
+        frozenset({"q_proj", "k_proj", "v_proj"}),
+        "o_proj",
+        frozenset({"out_proj", "dense", "proj", "wo", "o"}),
+    ),
 )
 
 _QKVO = tuple(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
@@ -82,9 +88,13 @@ def stacks(subject: Subject) -> dict[str, dict[int, set[str]]]:
 
 
 def main_stack(subject: Subject) -> str | None:
-    """The one stack of the text model; None where there is none, or more than one."""
-    plain = [prefix for prefix in stacks(subject) if find_place(f"{prefix}.0.x", subject.config) is None]
-    return plain[0] if len(plain) == 1 else None
+    """The one stack of the text model; None where there is none, or more than one of some size."""
+    found = stacks(subject)
+    plain = [prefix for prefix in found if find_place(f"{prefix}.0.x", subject.config) is None]
+    size = {prefix: sum(map(len, found[prefix].values())) for prefix in plain}
+    first = max(plain, key=lambda prefix: size[prefix], default=None)
+    rest = sum(size.values()) - size.get(str(first), 0)
+    return first if first is not None and FEW * rest <= size[first] else None
 
 
 def promised(subject: Subject) -> int | None:
@@ -280,7 +290,8 @@ def odd_expert(subject: Subject) -> Iterator[Finding]:
 def lone_sibling(subject: Subject) -> Iterator[Finding]:
     """A projection is there without the ones that it works with.
 
-    What: q and v without k, k and v without any q, gate without up, or experts without a router, in the same layer.
+    What: q and v without k, k and v without any q, those without o, gate without up, gate and up without down, or
+    experts without a router, in the same layer.
     Why: nothing can be computed from the rest; engines stop, or fill the gap with random numbers.
     Fix: copy the tensor from the parent.
     False alarm: none known; layers that share keys or values with others lack k and v together, or v alone.
