@@ -170,7 +170,14 @@ def test_names_fold() -> None:
     names = [f"m.{i}.e.{e}.w" for i in range(3) for e in (0, 1, 5)]
     assert folded(names) == [("m.{0-2}.e.{0-1,5}.w", 9)]
     assert folded([*names, "m.3.e.0.w"]) == [("m.{0-2}.e.{0-1,5}.w", 9), ("m.3.e.0.w", 1)]
-    assert folded(["a", "b", "fp8.x", "fp9.x"]) == [("a", 1), ("b", 1), ("fp8.x", 1), ("fp9.x", 1)]
+    for alone in (
+        "a",
+        "fp8.x",
+        "fp9.x",
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+    ):
+        assert folded([alone]) == [(alone, 1)]
 
 
 def test_the_package_is_callable(models: Path) -> None:

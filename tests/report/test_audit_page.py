@@ -9,19 +9,24 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
 import narrowcast
 from audit.editing import at, edit, parent, quantized
+from audit.test_rules import CASES
 from narrowcast.cli import main
-from narrowcast.report.audit import Spent
+from narrowcast.report.audit import Spent, audit_page, audit_record
 from narrowcast.report.audit_page import html_page
 from narrowcast.report.drawing import power
 from narrowcast.report.figures import _spread
 from narrowcast.report.page_style import SCRIPT
+from narrowcast.report.records import record
+from narrowcast.report.sarif import sarif_text
 
 SCALE = "model.layers.{}.mlp.up_proj.weight_scale"
+SCHEMA = json.loads((Path(__file__).parent / "sarif" / "sarif-schema-2.1.0.json").read_text())
 LOADS = {"src", "srcset", "data", "poster", "action", "background", "ping"}
 VOID = {"meta", "input", "br"}
 
@@ -161,3 +166,20 @@ def test_magnitudes_are_spread_over_binades() -> None:
 
 def test_powers_are_spelled() -> None:
     assert [power(x) for x in (-9, 0, 12)] == ["2⁻⁹", "2⁰", "2¹²"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", CASES)
+def test_reports_of_every_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Whatever a rule says: the page fits a terminal, SARIF is valid, the record is JSON, HTML is whole."""
+    monkeypatch.setenv("COLUMNS", "80")
+    ask = CASES[code].fires(tmp_path)
+    found, spent = narrowcast.audit(ask.model, **ask.options), Spent(1.0, 10**6)
+    page = audit_page(found, spent)
+    assert [line for line in page if len(line) > 80 and str(ask.model.parent) not in line] == []
+    assert sum(line.startswith((f"{code} ", f"  {code} ")) for line in page) <= 1
+    jsonschema.Draft4Validator(SCHEMA).validate(json.loads(sarif_text(found)))
+    assert code in {
+        one["rule"] for one in json.loads(record("audit", audit_record(found, spent)))["findings"]
+    }
+    check_whole(html_page(found, spent))

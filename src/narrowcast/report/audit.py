@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 from narrowcast.audit.findings import SEVERITIES, Finding
+from narrowcast.audit.found import module_of
 from narrowcast.audit.rules import rules
 from narrowcast.audit.run import Audit
 from narrowcast.jobs.matching import CACHE_SCALE, INPUT_SCALE
@@ -31,10 +32,17 @@ _PLURAL = {"error": "errors", "warning": "warnings", "info": "info"}
 
 @dataclass(frozen=True)
 class Spent:
-    """What an audit took: seconds on the wall, and bytes of tensors that were read."""
+    """What an audit took: seconds on the wall, bytes of tensors that were read, and how many of the seconds that
+    took."""
 
     seconds: float
     nbytes: int
+    reading: float = 0.0
+
+    @property
+    def rate(self) -> str:
+        """Bytes with their rate; empty where none were read."""
+        return f"{size(self.nbytes)} read at {rate(self.nbytes / self.reading)}" if self.reading else ""
 
 
 def audit_record(found: Audit, spent: Spent) -> dict[str, Any]:
@@ -53,7 +61,7 @@ def audit_page(found: Audit, spent: Spent) -> list[str]:
         if severity == "info":
             lines = [line for group in groups.values() if not told(group[0]) for line in _short(group)]
             blocks += (
-                [[f"{members} {_PLURAL[severity]}", *lines, *where_lines(where(found))]] if groups else []
+                [[f"{members} {_PLURAL[severity]}", *lines], where_lines(where(found))] if groups else []
             )
         else:
             for i, group in enumerate(groups.values()):
@@ -169,7 +177,9 @@ def looked_at(found: Audit) -> str:
     depth = {"headers": "headers", "scales": "headers and scales", "codes": "headers, scales and codes"}
     deep = depth.get(subject.depth, "headers, scales, codes and the parent")
     quantized, plain = len(subject.quantized), len(subject.held) - len(subject.quantized)
-    return f"{len(found.ran)} rules on {deep} of {quantized:,} quantized and {plain:,} plain tensors."
+    aside = len({module_of(name) for name in subject.found.set_aside})
+    rest = f"; set aside, since they contradict themselves: {aside:,} layers" if aside else ""
+    return f"{len(found.ran)} rules on {deep} of {quantized:,} quantized and {plain:,} plain tensors{rest}."
 
 
 def quantized_share(found: Audit) -> float | None:
@@ -208,6 +218,4 @@ def _summary(found: Audit, spent: Spent) -> str:
     parts = [f"{counts[s]:,} {s if counts[s] == 1 else _PLURAL[s]}" for s in SEVERITIES]
     share = quantized_share(found)
     spelled = container(found) + (f", {percent(share)} of the parameters quantized" if share else "")
-    whole = spent.nbytes and found.subject.depth in ("codes", "parent")  # else most bytes were passed over
-    speed = f", {size(spent.nbytes)} read at {rate(spent.nbytes / spent.seconds)}" if whole else ""
-    return f"{', '.join(parts)}; {spelled}; {seconds(spent.seconds)}{speed}"
+    return f"{', '.join(parts)}; {spelled}; {', '.join(filter(None, (seconds(spent.seconds), spent.rate)))}"

@@ -7,7 +7,7 @@ Whatever comes from the checkpoint is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from narrowcast._version import __version__
@@ -18,7 +18,7 @@ from narrowcast.report.audit import Spent, by_rule, container, entries, looked_a
 from narrowcast.report.figures import figures
 from narrowcast.report.page_style import SCRIPT, STYLE
 from narrowcast.report.rules import rows
-from narrowcast.report.tables import percent, printable, rate, seconds, size
+from narrowcast.report.tables import percent, printable, seconds
 
 SHOWN = 200  # entries of a rule; the record has them all
 _TITLES = {"error": "Errors", "warning": "Warnings", "info": "Good to know"}
@@ -77,7 +77,6 @@ def _facts(found: Audit, spent: Spent) -> str:
     share = quantized_share(found)
     target = [subject.engine or "", subject.gpu.name if subject.gpu else ""]
     target += [f"tensor-parallel {subject.tp}"] if subject.tp > 1 else []
-    speed = f" ({size(spent.nbytes)} at {rate(spent.nbytes / spent.seconds)})" if spent.nbytes else ""
     pairs = [
         ("model", _code(subject.model)),
         ("container", _text(container(found))),
@@ -86,7 +85,7 @@ def _facts(found: Audit, spent: Spent) -> str:
         ("for", _text(", ".join(part for part in target if part))),
         ("against", _code(subject.parent.checkpoint.root) if subject.parent else ""),
         ("looked at", _text(looked_at(found))),
-        ("time", f"{seconds(spent.seconds)}{speed}"),
+        ("time", ", ".join(filter(None, (seconds(spent.seconds), spent.rate)))),
     ]
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in pairs if value)}</dl>"
 
@@ -141,17 +140,7 @@ def _where(found: Audit) -> list[str]:
     table = portability.where(found)
     if not table:
         return []
-    cells = [
-        (
-            *portability.cells(row)[:4],
-            _text(f"refused: {row.path.refusal}" if row.path.refusal else portability.cells(row)[4]),
-        )
-        for row in table
-    ]
-    body = "".join(
-        _row([*map(_text, first), last], row.path.refusal is not None)
-        for (*first, last), row in zip(cells, table, strict=True)
-    )
+    body = "".join(_row(portability.cells(row), row.path.refusal) for row in table)
     head = "".join(f"<th>{title}</th>" for title in portability.TITLES)
     return [
         "<h2>Where it runs</h2>",
@@ -159,8 +148,9 @@ def _where(found: Audit) -> list[str]:
     ]
 
 
-def _row(cells: Iterable[str], refused: bool) -> str:
-    return f"<tr{' class=refused' if refused else ''}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+def _row(cells: Sequence[str], refusal: str | None) -> str:
+    texts = [*cells[:-1], refusal or cells[-1]]
+    return f"<tr{' class=refused' if refusal else ''}>{''.join(f'<td>{_text(text)}</td>' for text in texts)}</tr>"
 
 
 def _plots(found: Audit) -> list[str]:

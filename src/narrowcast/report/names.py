@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_NUMBER = re.compile(r"(?<![\w])(\d+)(?![\w])")  # a layer or an expert, not the 8 of fp8
+_NUMBER = re.compile(
+    r"(?<=\.)(0|[1-9]\d*)(?=\.|$)"
+)  # a layer or an expert, not the 8 of fp8 nor a shard's 00003
 
 
 def folded(names: Iterable[str]) -> list[tuple[str, int]]:

@@ -33,7 +33,7 @@ summary { cursor: pointer; font-weight: 600 }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: .92em }
 th, td { text-align: left; vertical-align: top; padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line) }
 th { color: var(--soft); font-weight: 600 } td:nth-child(4), th:nth-child(4) { text-align: right }
-tr.refused td:last-child { color: var(--error) }
+tr.refused td:nth-child(n+5) { color: var(--error) }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr));
   gap: 1rem; align-items: start }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: .3rem; padding: .8rem }

@@ -24,6 +24,7 @@ class Progress:
 
     def __init__(self, total: int, label: str, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self.total, self.label, self.done_bytes = total, label, 0
+        self.seconds = 0.0  # that the work took, once it is done
         self._stream = stream or sys.stderr
         self._shown = not quiet and self._stream.isatty()
         self._start = self._drawn = monotonic()
@@ -51,6 +52,7 @@ class Progress:
     def done(self) -> None:
         """Take the line away."""
         with self._lock:
+            self.seconds = monotonic() - self._start
             if self._shown:
                 self._write("")
 

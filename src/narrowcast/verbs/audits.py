@@ -40,7 +40,10 @@ def run_audit(args: argparse.Namespace) -> int:
         workers=args.workers,
         progress=progress,
     )
-    spent = Spent(monotonic() - start, sum(bar.done_bytes for bar in bars))
+    read = [
+        bar for bar in bars if found.subject.depth in ("codes", "parent")
+    ]  # else most bytes were passed over
+    spent = Spent(monotonic() - start, sum(bar.done_bytes for bar in read), sum(bar.seconds for bar in read))
     if args.sarif is not None:
         from narrowcast.report.sarif import sarif_text
 
