@@ -57,7 +57,7 @@ def strips(n: int, k: int, multiple: int) -> list[tuple[int, int]]:
     wanted = max(SAMPLE // max(k, 1), 1)
     count = min(STRIPS, max(wanted // multiple, 1))
     height = max(wanted // count // multiple, 1) * multiple
-    starts = sorted({(n - height) * i // max(count - 1, 1) // multiple * multiple for i in range(count)})
+    starts = sorted({(n - height) * (2 * i + 1) // (2 * count) // multiple * multiple for i in range(count)})
     if height >= n or starts[0] < 0:
         return [(0, n)]
     found: list[tuple[int, int]] = []
@@ -129,8 +129,9 @@ def _noise(
     rows = backend.quantize(made, FP32, scheme, BYTES, outer)
     back = backend.dequantize(rows, scheme, BYTES, x.shape[1], FP32, outer)
     with np.errstate(all="ignore"):
-        error = x.astype(np.float64) - (back if factors is None else back * factors)
-        return np.where(np.isfinite(error), error * error, 0).sum(axis=0)
+        error = np.subtract(x, back if factors is None else back * factors, dtype=np.float64)
+        found: NDArray[np.float64] = np.square(error, out=error).sum(axis=0)
+    return found if np.isfinite(found).all() else np.where(np.isfinite(error), error, 0).sum(axis=0)
 
 
 def _cost(

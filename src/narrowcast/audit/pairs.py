@@ -190,7 +190,7 @@ def _plain(pair: Pair) -> None:
     for i, j in chunks(rows if columns else 0, 4 * columns, original.row_multiple, size):
         if child.dtype == original.dtype:
             a, b = original.stored(i, j), child.stored(i, j)
-            if a.tobytes() == b.tobytes():
+            if np.array_equal(_bits(a), _bits(b)):
                 errors += Errors(a.size)
                 continue
         a, b = original.values(i, j), child.values(i, j)
@@ -199,6 +199,11 @@ def _plain(pair: Pair) -> None:
         pair.differing += tally.differing
         cast = cast and np.array_equal(narrow(a.astype(np.float32), child.element), child.stored(i, j))
     pair.errors, pair.cast = errors, cast and not alike
+
+
+def _bits(stored: NDArray[Any]) -> NDArray[Any]:
+    """Elements as integers, so that NaN equals NaN and 0 is not -0."""
+    return stored.view(f"u{stored.itemsize}") if stored.itemsize in (1, 2, 4, 8) else stored.view(np.uint8)
 
 
 def _quantized(pair: Pair, coded: Coded) -> None:
