@@ -29,12 +29,15 @@ _NAMES = tuple(
         r"^(.*?)(?:\.attn)?\.([qkv]|kv|prob)_scale$",
     )
 )
+_ENDINGS = (".scale", "output_scale", *(f"{one}_scale" for one in ("q", "k", "v", "kv", "prob")))
 
 
 def cache_scales(names: Iterable[str]) -> tuple[CacheScale, ...]:
     """The KV cache scales among tensor names; a ``kv_scale`` stands for both k and v."""
     found = []
     for name in names:
+        if not name.endswith(_ENDINGS):
+            continue  # most names of a checkpoint: one look instead of a regex each
         match = next((match for pattern in _NAMES if (match := pattern.match(name))), None)
         if match is not None:
             which = ("k", "v") if match[2] == "kv" else (match[2],)

@@ -75,6 +75,9 @@ class Format:
     aliases: tuple[str, ...] = ()
     table: tuple[float, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # formats are keys of caches in hot code; equal ones have equal names
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or an unpickled row is the row itself: rows are compared by identity in hot code."""
         return _row, tuple(getattr(self, name) for name in self.__dataclass_fields__)

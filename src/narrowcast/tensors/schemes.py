@@ -116,6 +116,9 @@ class Scheme:
     source: str = ""
     aliases: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.element.name))  # as of formats
+
     @property
     def inner(self) -> Scale:
         return self.scales[0]

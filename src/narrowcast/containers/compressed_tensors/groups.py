@@ -10,9 +10,11 @@ Source: compressed-tensors 0.20 (quantization/quant_scheme.py, utils/match.py), 
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from narrowcast.containers.compressed_tensors.config import arguments
@@ -67,19 +69,28 @@ class Groups:
                 found.append(Group(targets, weights, inputs, group.get("format")))
         return cls(tuple(found), tuple(str(name) for name in source.config.get("ignore") or ()))
 
+    @cached_property
+    def _targets(self) -> tuple[tuple[Group, Entries], ...]:
+        return tuple((group, Entries.of(group.targets)) for group in self.groups)
+
+    @cached_property
+    def _ignore(self) -> Entries:
+        return Entries.of(self.ignore)
+
     def taking(self, module: str) -> Group | None:
         """The group of a module, whether it is ignored or not."""
-        for by in (_by_name, _by_fused_name, _by_class):
-            for group in self.groups:
-                if any(by(target, module) for target in group.targets):
+        for by in (Entries.by_name, Entries.by_fused_name, Entries.by_class):
+            for group, targets in self._targets:
+                if by(targets, module) is not None:
                     return group
         return None
 
     def ignoring(self, module: str) -> str | None:
-        """The entry by which a module is ignored."""
-        return next(
-            (entry for entry in self.ignore if _by_name(entry, module) or _by_class(entry, module)), None
-        )
+        """The first entry by which a module is ignored."""
+        found = [
+            at for by in (Entries.by_name, Entries.by_class) if (at := by(self._ignore, module)) is not None
+        ]
+        return self.ignore[min(found)] if found else None
 
     def refuse_ignored(self, source: Source, quantized: Iterable[str]) -> None:
         """Refuse a module that is quantized and that the config ignores."""
@@ -94,32 +105,57 @@ class Groups:
     def takes(self, module: str) -> bool:
         """Whether the config calls a linear layer of this name quantized."""
         group = self.taking(module)
-        ignored = any(by(entry, module) for by in (_by_name, _by_fused_name) for entry in self.ignore)
-        return group is not None and group.weights is not None and not ignored
-
-
-def _by_name(target: str, module: str) -> bool:
-    if target.startswith("re:"):
-        try:
-            return re.match(target[3:], module) is not None
-        except re.error:
+        if group is None or group.weights is None:
             return False
-    if target == module:
-        return True
-    # Files and models may call the part above the layers by other names.
-    tails = [_LAYERS.search(name) for name in (target, module)]
-    return all(tails) and tails[0][0].lstrip(".") == tails[1][0].lstrip(".")  # type: ignore[index]
+        return self._ignore.by_name(module) is None and self._ignore.by_fused_name(module) is None
 
 
-def _by_fused_name(target: str, module: str) -> bool:
-    path, _, leaf = module.rpartition(".")
-    return leaf in _FUSED and _by_name(target, f"{path}.{_FUSED[leaf]}")
+@dataclass(frozen=True)
+class Entries:
+    """A list of targets, looked up in one step for each module: where each exact name, each name below the layers and
+    each class stands first, and the expressions with their places."""
+
+    exact: Mapping[str, int]
+    tails: Mapping[str, int]
+    expressions: tuple[tuple[int, re.Pattern[str]], ...]
+
+    @classmethod
+    def of(cls, targets: Sequence[str]) -> Entries:
+        exact: dict[str, int] = {}
+        tails: dict[str, int] = {}
+        expressions = []
+        for at, target in enumerate(targets):
+            if not target.startswith("re:"):
+                exact.setdefault(target, at)
+                tails.setdefault(_tail(target), at)
+                continue
+            with contextlib.suppress(re.error):  # one that is none matches nothing
+                expressions.append((at, re.compile(target[3:])))
+        return cls(exact, {tail: at for tail, at in tails.items() if tail}, tuple(expressions))
+
+    def by_name(self, module: str) -> int | None:
+        """The place of the first entry for a module's name. Files and models may call the part above the layers by
+        other names."""
+        named = self.exact.get(module), self.tails.get(_tail(module))
+        fits = next((at for at, expression in self.expressions if expression.match(module)), None)
+        return min((at for at in (*named, fits) if at is not None), default=None)
+
+    def by_fused_name(self, module: str) -> int | None:
+        """The same for the name of the fused module that it is part of."""
+        path, _, leaf = module.rpartition(".")
+        return self.by_name(f"{path}.{_FUSED[leaf]}") if leaf in _FUSED else None
+
+    def by_class(self, module: str) -> int | None:
+        """The place of the first entry for a module's class."""
+        embedding = module.rsplit(".", 1)[-1] in _EMBEDDINGS
+        classes = ("Embedding",) if embedding else ("Linear", "LinearBase")
+        return min((self.exact[name] for name in classes if name in self.exact), default=None)
 
 
-def _by_class(target: str, module: str) -> bool:
-    if module.rsplit(".", 1)[-1] in _EMBEDDINGS:
-        return target == "Embedding"
-    return target in ("Linear", "LinearBase")
+def _tail(name: str) -> str:
+    """The name from its layers on; empty where it has none."""
+    found = _LAYERS.search(name)
+    return found[0].lstrip(".") if found else ""
 
 
 def _preset(source: Source, name: str, targets: list[Any]) -> Mapping[str, Any]:

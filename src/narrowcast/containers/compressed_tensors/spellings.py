@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,19 @@ def spell(
 
     Shuffled columns, and integers that each fill an int8 without being INT8, are read and never written.
     """
+    if order is None:
+        return _in_order(format, scheme, linear, input_dtype)
+    return _spell(format, scheme, linear, input_dtype, order)
+
+
+@cache  # thousands of experts are spelled alike
+def _in_order(format: str, scheme: Scheme, linear: LinearScheme, input_dtype: str) -> Spelling:
+    return _spell(format, scheme, linear, input_dtype, None)
+
+
+def _spell(
+    format: str, scheme: Scheme, linear: LinearScheme, input_dtype: str, order: Array | None
+) -> Spelling:
     bits = scheme.element.bits
     if format == "pack-quantized":
         how = packing(bits, flip=scheme.element.signed, word=32)
