@@ -144,7 +144,7 @@ def _cost(
     own: NDArray[np.float64],
 ) -> float:
     """dB that the columns beside the outliers lose to them."""
-    at = np.asarray(outliers) if order is None else np.flatnonzero(np.isin(order, outliers))
+    at = list(outliers) if order is None else np.flatnonzero(np.isin(order, outliers)).tolist()
     rest = np.ones(len(own), np.bool_)
     rest[at] = False
     before = float(own[rest].sum())

@@ -47,7 +47,8 @@ def smoothing(a: F, b: F) -> Smoothing | None:
     if len(x) < NEEDED or x.shape != y.shape or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
     before = sqnr(x, y)
-    rows, columns = np.ones((len(x), 1)), np.ones((1, x.shape[1]))
+    rows: F = np.ones((len(x), 1))
+    columns: F = np.ones((1, x.shape[1]))
     for _ in range(ROUNDS):
         columns = _fit(x * rows, y, 0)
         rows = _fit(x * columns, y, 1)

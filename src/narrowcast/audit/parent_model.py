@@ -105,7 +105,8 @@ def where_the_noise_is(subject: Subject) -> Iterator[Finding]:
     total = sum(pair.errors.noise for pair in pairs)
     if not total:
         return
-    roles, layers = defaultdict(float), defaultdict(float)
+    roles: dict[str, float] = defaultdict(float)
+    layers: dict[int | None, float] = defaultdict(float)
     for pair in pairs:
         roles[pair.child.role] += pair.errors.noise / total
         layers[layer_of(pair.name)] += pair.errors.noise / total

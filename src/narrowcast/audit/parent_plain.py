@@ -41,7 +41,11 @@ def taken_back(subject: Subject, pair: Pair) -> Back:
         before, after = (side.values(0, 1)[0].astype(np.float64) for side in (norm.original, norm.child))
         if before.shape != smoothed.factors.shape:
             continue
-        return "yes" if any(_divided(before + one, after + one, smoothed.factors) for one in (0.0, 1.0)) else "unknown"
+        return (
+            "yes"
+            if any(_divided(before + one, after + one, smoothed.factors) for one in (0.0, 1.0))
+            else "unknown"
+        )
     return "unknown"
 
 
@@ -54,8 +58,8 @@ def _divided(before: F, after: F, factors: F) -> bool:
     usable = np.isfinite(change) & np.isfinite(left)
     if not usable.any():
         return False
-    left, change = (float(np.median(np.abs(side[usable]))) for side in (left, change))
-    return left <= NEAR and left <= change / 4
+    off, moved = (float(np.median(np.abs(side[usable]))) for side in (left, change))
+    return off <= NEAR and off <= moved / 4
 
 
 def _explained(subject: Subject) -> set[str]:
@@ -118,6 +122,35 @@ def another_model(subject: Subject) -> Iterator[Finding]:
             tensor=pair.name, count=pair.differing, wanted="the parent's bits",
             remedy=f"{in_words(found)}: {found.remedy}" if found else "copy the tensor from the parent",
             severity=None if pair.sqnr < CLOSE else "warning",
+        )  # fmt: skip
+
+
+@rule("NC705", "error", reads="parent")
+def never_quantized(subject: Subject) -> Iterator[Finding]:
+    """Layers that the config calls quantized are the parent's floats.
+
+    What: the config says that these layers are quantized, and the file holds the parent's own bits under their names.
+    Why: the job wrote its config and skipped the weights; an engine looks for scales that are not there.
+    Fix: quantize them, or list them as ignored.
+    False alarm: none known.
+    """
+    takes = subject.contents.takes if subject.contents is not None else None
+    if takes is None:
+        return
+    linear = {module.name for module in subject.modules if module.linear}
+    left = [
+        pair.name
+        for pair in subject.pairs.values()
+        if pair.coded is None
+        and not pair.unlike
+        and not pair.differing
+        and pair.name in linear
+        and takes(pair.name)
+    ]
+    if left:
+        yield Finding(
+            f"{len(left)} layers are the parent's floats, and the config says that they are quantized",
+            tensor=left[0], count=len(left), remedy="narrowcast quantize, or put their names under ignore",
         )  # fmt: skip
 
 
