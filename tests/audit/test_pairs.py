@@ -119,6 +119,16 @@ def test_rows_of_the_page(tmp_path: Path) -> None:
         assert row.role in ("attention", "mlp")
 
 
+@pytest.mark.parametrize("preset", ["fp8_dynamic", "int8", "w4a16_asym", "nvfp4a16"])
+def test_finer_scales_keep_more(tmp_path: Path, preset: str) -> None:
+    """Of normal weights, each step to smaller tiles gains a little, and none loses."""
+    pair = audit(quantized(tmp_path, preset), against=parent(tmp_path), select=["NC741"]).subject.pairs[UP]
+    assert pair.kept is not None
+    kept = list(pair.kept.by_tile().values())
+    assert kept[0] > 10
+    assert all(a < b + 0.1 for a, b in pairwise(kept))
+
+
 def test_dropped_scale_is_named(tmp_path: Path) -> None:
     """Scales of one where they were 1/1800: codes taken as values."""
 

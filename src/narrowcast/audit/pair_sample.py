@@ -125,7 +125,11 @@ def _noise(
     if scheme.outer is not None and scheme.zero is None:
         largest = float(np.abs(made).max()) if factors is not None or len(without) else amax
         outer = float(outer_scale(np.full((1, 1), largest, np.float32), scheme)[0, 0])
-    backend = choose(scheme, FP32, BYTES).backend
+    moving = scheme.zero is not None and scheme.inner.tile == (
+        0,
+        0,
+    )  # the compiled one takes no zero point per tensor
+    backend = choose(scheme, FP32, BYTES, "reference" if moving else "auto").backend
     rows = backend.quantize(made, FP32, scheme, BYTES, outer)
     back = backend.dequantize(rows, scheme, BYTES, x.shape[1], FP32, outer)
     with np.errstate(all="ignore"):
