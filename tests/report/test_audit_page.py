@@ -54,6 +54,12 @@ class Reader(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
+    def handle_decl(self, decl: str) -> None:
+        assert decl == "doctype html"
+
+    def handle_pi(self, data: str) -> None:
+        raise AssertionError(data)
+
     def handle_data(self, data: str) -> None:
         self.words.append(data)
 
@@ -179,7 +185,6 @@ def test_reports_of_every_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [line for line in page if len(line) > 80 and str(ask.model.parent) not in line] == []
     assert sum(line.startswith((f"{code} ", f"  {code} ")) for line in page) <= 1
     jsonschema.Draft4Validator(SCHEMA).validate(json.loads(sarif_text(found)))
-    assert code in {
-        one["rule"] for one in json.loads(record("audit", audit_record(found, spent)))["findings"]
-    }
+    told = {one["rule"] for one in json.loads(record("audit", audit_record(found, spent)))["findings"]}
+    assert code in told or (code == "NC001" and told)  # which gives way to what explains it better
     check_whole(html_page(found, spent))

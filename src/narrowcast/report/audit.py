@@ -11,8 +11,9 @@ for the rest. What was silenced and which rules did not run is counted, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -104,10 +105,10 @@ def _block(group: Sequence[Finding]) -> list[str]:
     same = shared(group)
     if "said" in same:
         lines += hanging("  " + "; ".join([same["said"], *_facets(same)]))
-    shown = entries(group, same)
-    for entry in shown[:SHOWN]:
+    shown = entries(group, same, SHOWN)
+    for entry in shown:
         lines += hanging(f"  {entry.text}")
-    rest = len(group) - sum(entry.count for entry in shown[:SHOWN])
+    rest = len(group) - sum(entry.count for entry in shown)
     if rest:
         lines.append(f"  and {rest:,} more")
     if "said" not in same and "wanted" in same:
@@ -141,26 +142,35 @@ class Entry:
     count: int
 
 
-def entries(group: Sequence[Finding], same: dict[str, str]) -> list[Entry]:
-    """Findings that say the same of tensors whose names fold, as one entry each; nothing of what is in ``same``."""
+def entries(group: Sequence[Finding], same: dict[str, str], most: int) -> list[Entry]:
+    """Findings that say the same of tensors whose names fold, as one entry each, ``most`` of them; nothing of what is
+    in ``same``."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for one in group:
         alike.setdefault((one.said, one.at, one.got, one.wanted), []).append(one.tensor or "")
-    found = []
-    for (said, at, got, wanted), names in alike.items():
-        own = {"said": said, "got": got, "wanted": wanted}
-        own = {key: text for key, text in own.items() if text is not None and (key, text) not in same.items()}
-        words = "; ".join([*([own["said"]] if "said" in own else []), *_facets(own)])
-        place = f" {list(at)}" if at is not None else ""
-        doubles = len(names) - len(set(names))
-        for name, count in folded(names):
-            times = f" ({count:,})" if count > 1 else ""
-            short = middle(name, terminal_width() - len(place) - len(times) - 5)
-            lead = f"{short}{place}{times}" if name and not words.startswith(name) else ""
-            text = ": ".join(part for part in (lead, words) if part)
-            found.append(Entry(name, text, count + doubles))
-            doubles = 0
-    return [entry for entry in found if entry.text]
+    found = (entry for words, names in alike.items() for entry in _alike(*words, names, same) if entry.text)
+    return list(islice(found, most))
+
+
+def _alike(
+    said: str,
+    at: tuple[int, ...] | None,
+    got: str | None,
+    wanted: str | None,
+    names: Sequence[str],
+    same: dict[str, str],
+) -> Iterator[Entry]:
+    own = {"said": said, "got": got, "wanted": wanted}
+    own = {key: text for key, text in own.items() if text is not None and (key, text) not in same.items()}
+    words = "; ".join([*([own["said"]] if "said" in own else []), *_facets(own)])
+    place = f" {list(at)}" if at is not None else ""
+    doubles = len(names) - len(set(names))
+    for name, count in folded(names):
+        times = f" ({count:,})" if count > 1 else ""
+        short = middle(name, terminal_width() - len(place) - len(times) - 5)
+        lead = f"{short}{place}{times}" if name and not words.startswith(name) else ""
+        yield Entry(name, ": ".join(part for part in (lead, words) if part), count + doubles)
+        doubles = 0
 
 
 def _short(group: Sequence[Finding]) -> list[str]:

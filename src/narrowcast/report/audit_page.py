@@ -108,9 +108,9 @@ def _findings(found: Audit) -> list[str]:
 
 def _rule(code: str, group: Sequence[Finding], severity: str) -> str:
     row, same = rows()[code], shared(group)
-    shown = entries(group, same)
-    rest = len(group) - sum(entry.count for entry in shown[:SHOWN])
-    items = [f"<li>{_text(entry.text)}</li>" for entry in shown[:SHOWN]]
+    shown = entries(group, same, SHOWN)
+    rest = len(group) - sum(entry.count for entry in shown)
+    items = [f"<li>{_text(entry.text)}</li>" for entry in shown]
     items += [f"<li class=more>and {rest:,} more</li>"] if rest > 0 else []
     said = "; ".join(
         ([same["said"]] if "said" in same else [])
