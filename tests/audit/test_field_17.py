@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import narrowcast
-from audit.editing import Array, edit, parent, quantized
+from audit.editing import Array, edit, edit_config, parent, quantized
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.run import audit
 
@@ -113,3 +114,18 @@ def test_nan_codes_are_counted_and_placed(tmp_path: Path) -> None:
     edit(model, {NAME: spoil})
     (found,) = audit(model, select=["NC301"]).findings
     assert (found.tensor, found.at, found.count, found.got) == (NAME, (7, 100), 2, "0x7F")
+
+
+def test_bytes_that_are_no_codes_are_a_finding_and_not_the_end(tmp_path: Path) -> None:
+    """Eight-bit integers under a config that says four: each layer is refused by name, the rest is still looked at."""
+    model = quantized(tmp_path, "int8")
+
+    def four(config: dict[str, Any]) -> None:
+        for group in config["quantization_config"]["config_groups"].values():
+            group["weights"]["num_bits"] = 4
+
+    edit_config(model, four)
+    found = audit(model, select=["NC001", "NC302"])
+    assert {one.rule for one in found.findings} == {"NC001"}
+    assert "model.layers.0.mlp.up_proj" in {one.tensor for one in found.findings}
+    assert found.subject.floats  # the pass after it

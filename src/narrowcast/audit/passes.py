@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from narrowcast.audit.findings import Finding
+from narrowcast.audit.found import Refusal
 from narrowcast.audit.matrix import Matrix, ranks
 from narrowcast.audit.rules import Rule
-from narrowcast.audit.subject import Subject
+from narrowcast.audit.subject import Subject, Summary
+from narrowcast.errors import CheckpointError, InputError
 from narrowcast.jobs.coded import Coded
 from narrowcast.jobs.matching import Held
 from narrowcast.jobs.stream import CHUNK_BYTES, ProgressFactory, Workers, chunks
@@ -69,18 +71,28 @@ def matrix_pass(
     todo = list(subject.quantized.values())
     bar = progress(sum(one.nbytes for one in todo), "reading codes" if codes else "reading scales")
 
-    def work(held: Held) -> tuple[Matrix | None, list[tuple[Rule, Finding]]]:
-        matrix = look(held, codes)
+    def work(held: Held) -> tuple[Matrix | Refusal, Summary | None, list[tuple[Rule, Finding]]]:
+        try:
+            matrix = look(held, codes)
+        except (
+            CheckpointError,
+            InputError,
+        ) as error:  # what headers cannot show, such as bytes that are no codes
+            return Refusal(error, held.name), None, []
         with np.errstate(all="ignore"):  # what a broken scale makes of values may be anything
             found = [(rule, finding) for rule in rules for finding in rule.check(matrix)]
+            summary = subject.summarize(matrix)
         bar.advance(held.nbytes)
-        return matrix, found
+        return matrix, summary, found
 
     with pool.map(work, todo) as results:
-        for matrix, found in results:
-            assert matrix is not None
-            subject.add(matrix, subject.summarize(matrix))
-            yield from found
+        for matrix, summary, found in results:
+            if isinstance(matrix, Refusal):
+                subject.found.layer_refusals.append(matrix)
+            else:
+                assert summary is not None
+                subject.add(matrix, summary)
+                yield from found
     bar.done()
 
 
