@@ -53,6 +53,7 @@ from narrowcast.tensors.schemes import ARITHMETICS, OURS, Scale, Scheme, as_peer
 
 SHAPES = ((1, 72), (3, 127), (130, 96), (13, 1056))
 ELEMENTS = (E4M3FN, E5M2, E3M2, E2M3, E2M1, INT8, INT4, MXINT8, UINT4, formats["e3m4"], formats["e4m3_ieee"])
+from narrowcast.tensors.storage import stored_scheme
 
 
 def ids(value: object) -> str | None:
@@ -353,6 +354,8 @@ def test_what_is_not_supported_has_a_reason() -> None:
             if a != OURS
         ),
     ]
+    whole = stored_scheme(UINT4, (0, 0), FP32, zero=UINT4)
+    assert "whole tensor" in (CPU.supports(whole, BF16, packing(4)) or "")
     assert "does not fit" in (CPU.supports(schemes["fp8_channel"], BF16, packing(4)) or "")
     for scheme, source, word in cases:
         reason = CPU.supports(scheme, source, BYTES)

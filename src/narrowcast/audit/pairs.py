@@ -11,7 +11,7 @@ back, and columns counted in the model's order.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, lcm, log10, nan
 from typing import Any
@@ -316,15 +316,21 @@ def _channels(which: NDArray[Any], signal: F64, noise: F64, amax: NDArray[np.flo
 
 
 def explain(subject: Subject, pool: Workers) -> None:
-    """Look for the mistake behind what is far from the parent: in the first ones of each role and scheme."""
-    seen: Counter[tuple[str, str]] = Counter()
-    found = []
+    """Look for the mistake behind what is far from the parent: in the first ones of each role and scheme, and in all
+    of them where these were smoothed, since then each has its own factors."""
+    groups: dict[tuple[str, str], list[Pair]] = {}
     for pair in subject.pairs.values():
         if suspicious(pair):
-            seen[pair.child.role, pair.scheme] += 1
-            if seen[pair.child.role, pair.scheme] <= LOOKED_INTO:
-                found.append(pair)
+            groups.setdefault((pair.child.role, pair.scheme), []).append(pair)
+    _look_into([pair for group in groups.values() for pair in group[:LOOKED_INTO]], subject, pool)
+    rest = [
+        pair for group in groups.values() if any(one.smoothed for one in group[:LOOKED_INTO])
+        for pair in group[LOOKED_INTO:]
+    ]  # fmt: skip
+    _look_into(rest, subject, pool)
 
+
+def _look_into(pairs: Sequence[Pair], subject: Subject, pool: Workers) -> None:
     def work(pair: Pair) -> tuple[Diagnosis | None, Smoothing | None]:
         case = Case(pair.original, pair.child, subject.originals.get, subject.held.get)
         if pair.child.source.shape[0] == 1 or isinstance(pair.child.source, Constant):
@@ -333,8 +339,8 @@ def explain(subject: Subject, pool: Workers) -> None:
         plain = pair.unlike or (diagnosis is not None and diagnosis.name != "columns scaled")
         return diagnosis, None if plain else smoothing(case.a.values, case.b.values)
 
-    with pool.map(work, found) as results:
-        for pair, (diagnosis, smoothed) in zip(found, results, strict=True):
+    with pool.map(work, pairs) as results:
+        for pair, (diagnosis, smoothed) in zip(pairs, results, strict=True):
             pair.diagnosis, pair.smoothed = diagnosis, smoothed
 
 

@@ -152,6 +152,8 @@ def _unsupported(scheme: Scheme) -> str | None:
         scheme.zero.kind is not Kind.INT or scheme.zero.signed or level.format is E8M0
     ):
         return "zero points are not unsigned integers under a scale with a mantissa"
+    if scheme.zero is not None and not rows:
+        return "a zero point for the whole tensor needs its least and largest value before any row"
     return None
 
 
