@@ -99,6 +99,16 @@ def test_unknown_refusals_are_kept(tmp_path: Path) -> None:
     assert len(audit(model, workers=1).subject.matrices) == 14
 
 
+@pytest.mark.parametrize(("key", "value"), [("sparsity_config", -1), ("ignore", 3), ("config_groups", [1])])
+def test_config_of_other_kinds(tmp_path: Path, key: str, value: Any) -> None:
+    """Values that no reader takes are refused in each way of reading the configs, not only in the first."""
+    model = quantized(tmp_path, "fp8_dynamic")
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"][key] = value
+    (model / "config.json").write_text(json.dumps(config))
+    assert f"{key} is no " in errors(model)[0].said
+
+
 def test_nothing_to_open(tmp_path: Path) -> None:
     for name in ("absent", "empty"):
         with pytest.raises(NarrowcastError):

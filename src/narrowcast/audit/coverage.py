@@ -11,9 +11,9 @@ skipped, and stacked experts are what is skipped most. ``structure`` asks whethe
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ FLOOR = 0.5  # the share of those layers below which something was skipped
 _CORRECTION = re.compile(r"(e_score_correction_bias|expert_bias|moe_statics\.\w+)$")
 # Containers whose reader in vLLM 0.32 builds the head as a plain one (only LinearBase gets a method there).
 _PLAIN_HEADS = frozenset({"fp8", "fbgemm-fp8", "mxfp4", "torchao"})
+_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _CODES = ("F8", "F6", "F4", "I8", "U8", "I16", "U16", "I32", "U32", "BOOL")
 
 
@@ -146,14 +147,14 @@ def skipped_experts(subject: Subject) -> Iterator[Finding]:
 def other_dtype(subject: Subject) -> Iterator[Finding]:
     """A plain matrix is in a dtype that the model is not in.
 
-    What: a weight that is not quantized is stored as plain integers (an error), as fp16 in a model that calls itself
-    bf16, or, as an information, as bf16 in one that calls itself fp16.
+    What: a weight that is not quantized is stored as plain integers (an error), as fp16 where most of the model is
+    bf16, or, as an information, as bf16 where most is fp16.
     Why: no engine takes integers for weights without a scale; it reads bits or numbers, both wrong. bf16 values beyond
     65504 are infinite as fp16, and tiny ones vanish.
-    Fix: restore the tensor from the parent, or correct the dtype in config.json.
+    Fix: restore the tensor from the parent.
     False alarm: models that mix dtypes by design, with engines that keep each.
     """
-    said = model_dtype(subject.config)
+    said = model_dtype(subject)
     other: dict[tuple[str, bool], list[str]] = {}
     for name, one in sized(subject).items():
         if one.dtype is None or one.role == Role.BIAS or len(one.shape) < 2 or subject.container == "gguf":
@@ -162,7 +163,7 @@ def other_dtype(subject: Subject) -> Iterator[Finding]:
             "Linear",
             "Embedding",
         )
-        if integers or (one.dtype.name, said) in (("F16", "bfloat16"), ("BF16", "float16")):
+        if integers or (one.dtype.name, said) in (("F16", "BF16"), ("BF16", "F16")):
             other.setdefault((one.dtype.name, integers), []).append(name)
     for (dtype, integers), names in other.items():
         severity: Severity = "error" if integers else "warning" if dtype == "F16" else "info"
@@ -172,12 +173,17 @@ def other_dtype(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def model_dtype(config: dict[str, Any]) -> str:
-    """What the config calls the model's dtype, as torch has it; "None" where it does not say."""
-    text = text_config(config)
-    return str(
-        text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
-    )
+def model_dtype(subject: Subject) -> str | None:
+    """The dtype that most plain vectors and matrices of floats have; where two have as many, what the config says."""
+    names = [e.dtype.name for e in subject.checkpoint.entries.values() if e.dtype.name in _FLOATS and e.shape]
+    counts = Counter(names).most_common(2)
+    if len(counts) == 2 and counts[0][1] == counts[1][1]:
+        config, text = subject.config, text_config(subject.config)
+        said = (
+            text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+        )
+        return next((name for name, torch in _FLOATS.items() if torch == said), None)
+    return counts[0][0] if counts else None
 
 
 @rule("NC405", "info")
@@ -247,11 +253,11 @@ def quantized_router(subject: Subject) -> Iterator[Finding]:
 def narrowed_norm(subject: Subject) -> Iterator[Finding]:
     """A norm or a bias is narrower than the model.
 
-    What: the weight of a norm, or a bias, is in FP8 or integers (an error), or in fp16 while the model is bf16.
+    What: the weight of a norm, or a bias, is in FP8 or integers (an error), or in fp16 while most of the model is bf16.
     Why: no engine has scales for such a vector and takes the codes for numbers. fp16 cannot hold what bf16 can: large
     norm weights overflow and small ones vanish.
     Fix: restore the tensor from the parent.
-    False alarm: fp16 vectors of models that were trained so and only call themselves bf16.
+    False alarm: models that mix dtypes by design.
     """
     config = subject.config
     text = text_config(config)
@@ -264,7 +270,7 @@ def narrowed_norm(subject: Subject) -> Iterator[Finding]:
         ):  # of a stack: [E, out]
             continue
         codes = entry.dtype.name.startswith(_CODES)
-        if not codes and not (entry.dtype.name == "F16" and said == "bfloat16"):
+        if not codes and not (entry.dtype.name == "F16" and said == "BF16"):
             continue
         role = classify(name, entry.shape, config)
         if not name.endswith((".weight", "bias")) or (

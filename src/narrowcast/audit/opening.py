@@ -24,12 +24,13 @@ from narrowcast.audit.found import Found, Refusal, by_module, module_of
 from narrowcast.audit.salvage import salvage
 from narrowcast.containers.contents import Contents, Source
 from narrowcast.containers.detect import detect, open_source
+from narrowcast.containers.kinds import refuse_other_kinds
 from narrowcast.errors import CheckpointError, NarrowcastError
 from narrowcast.jobs.coded import REFUSALS, Opened, open_coded, see
 from narrowcast.jobs.opening import open_model
 from narrowcast.model.roles import quantization_config
 from narrowcast.store.checkpoint import Checkpoint
-from narrowcast.store.folder import INDEX, INDEX_ENDING, listed
+from narrowcast.store.folder import CONFIG, INDEX, INDEX_ENDING, listed
 
 ROUNDS = 200  # refusals after which the rest of a checkpoint is not read
 PATIENCE = 8  # refusals of one kind that are told apart
@@ -124,6 +125,7 @@ class _Reading:
 
     def _source(self, rest: Checkpoint) -> Source:
         if self.alone:
+            refuse_other_kinds(self.config, rest.root / CONFIG)
             return Source(rest, dict(self.config))
         return open_source(rest, self.config)
 

@@ -41,6 +41,8 @@ _TOGETHER: tuple[tuple[frozenset[str], str, frozenset[str]], ...] = (
     (frozenset({"gate_proj"}), "up_proj", frozenset({"gate_up_proj"})),
     (frozenset({"w1", "w2"}), "w3", frozenset({"w13"})),
     (frozenset({"gate_proj", "up_proj"}), "down_proj", frozenset()),
+    (frozenset({"gate_up_proj"}), "down_proj", frozenset()),
+    (frozenset({"down_proj"}), "up_proj", frozenset({"gate_up_proj"})),
     (
         frozenset({"q_proj", "k_proj", "v_proj"}),
         "o_proj",
@@ -290,8 +292,8 @@ def odd_expert(subject: Subject) -> Iterator[Finding]:
 def lone_sibling(subject: Subject) -> Iterator[Finding]:
     """A projection is there without the ones that it works with.
 
-    What: q and v without k, k and v without any q, those without o, gate without up, gate and up without down, or
-    experts without a router, in the same layer.
+    What: q and v without k, k and v without any q, those without o, gate without up, gate and up without down or the
+    reverse, or experts without a router, in the same layer.
     Why: nothing can be computed from the rest; engines stop, or fill the gap with random numbers.
     Fix: copy the tensor from the parent.
     False alarm: none known; layers that share keys or values with others lack k and v together, or v alone.

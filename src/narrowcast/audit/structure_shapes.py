@@ -38,12 +38,8 @@ def other_sizes(subject: Subject) -> Iterator[Finding]:
     for name, one in subject.held.items():
         module = name.removesuffix(".weight")
         expected = wanted.get(module)
-        if (
-            expected is None
-            and (one.role in _LINEAR or module in tables)
-            and one.kind in ("Linear", "Embedding")
-        ):
-            expected = None if len(one.shape) == 2 else ()
+        if expected is None and module in tables and len(one.shape) != 2:
+            expected = ()
         if expected is None and name.endswith((".bias", "_bias")):
             matrix = subject.held.get(name.removesuffix(".bias"))
             expected = (matrix.shape[0],) if matrix is not None and len(matrix.shape) == 2 else None
