@@ -50,10 +50,10 @@ from narrowcast.tensors.metrics import half_steps
 from narrowcast.tensors.packing import BYTES, Packing, pack, packing, unpack
 from narrowcast.tensors.scaling import load_scale
 from narrowcast.tensors.schemes import ARITHMETICS, OURS, Scale, Scheme, as_peer, schemes, tile_grid
+from narrowcast.tensors.storage import stored_scheme
 
 SHAPES = ((1, 72), (3, 127), (130, 96), (13, 1056))
 ELEMENTS = (E4M3FN, E5M2, E3M2, E2M3, E2M1, INT8, INT4, MXINT8, UINT4, formats["e3m4"], formats["e4m3_ieee"])
-from narrowcast.tensors.storage import stored_scheme
 
 
 def ids(value: object) -> str | None:
