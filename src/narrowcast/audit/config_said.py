@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from narrowcast.containers.compressed_tensors.groups import Groups
 from narrowcast.containers.contents import Source, left_alone
 from narrowcast.containers.detect import BESIDE
+from narrowcast.containers.kinds import refuse_other_kinds
 from narrowcast.containers.modelopt.config import excluded
 from narrowcast.containers.quark.config import excluded as quark_excluded
 from narrowcast.containers.skipped import skipped_by
@@ -93,8 +94,14 @@ def beside(subject: Subject) -> dict[str, dict[str, Any]]:
 
 
 def source(subject: Subject) -> Source:
-    """What a container would read, with nothing checked."""
-    return Source(subject.checkpoint, dict(subject.quantization), beside(subject))
+    """What a container would read, with nothing checked but the kinds of values: a config that no reader takes is
+    refused elsewhere, and says nothing here."""
+    said = dict(subject.quantization)
+    try:
+        refuse_other_kinds(said, subject.root)
+    except NarrowcastError:
+        said = {}
+    return Source(subject.checkpoint, said, beside(subject))
 
 
 def method(subject: Subject) -> str:

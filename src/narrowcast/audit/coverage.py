@@ -260,10 +260,7 @@ def narrowed_norm(subject: Subject) -> Iterator[Finding]:
     False alarm: models that mix dtypes by design.
     """
     config = subject.config
-    text = text_config(config)
-    said = str(
-        text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
-    )
+    said = model_dtype(subject)
     for name, entry in subject.checkpoint.entries.items():
         if (
             len(entry.shape) != 1 + name.endswith("_proj_bias") or subject.container == "gguf"

@@ -17,7 +17,7 @@ from narrowcast.audit.subject import Subject
 from narrowcast.jobs.matching import Held
 from narrowcast.model.modules import is_output_head, is_token_embedding
 from narrowcast.model.roles import Role, find_place
-from narrowcast.store.checkpoint import Checkpoint, text_config
+from narrowcast.store.checkpoint import text_config
 
 _ROWS = 1 << 12  # of a head that are compared at once
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -34,12 +34,14 @@ _PREDICT = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers
 
 
 def tie(config: dict[str, Any]) -> bool | None:
-    """What the config says of tied embeddings, at its top or in its text part; None where it is silent."""
+    """What the config says of tied embeddings, at its top or in its text part. Where it is silent the default of the
+    architecture counts; None where that is not known."""
     parts = [config, text_config(config)]
-    said = [
-        part["tie_word_embeddings"] for part in parts if isinstance(part.get("tie_word_embeddings"), bool)
-    ]
-    return all(said) if said else None
+    said = [p["tie_word_embeddings"] for p in parts if isinstance(p.get("tie_word_embeddings"), bool)]
+    if said:
+        return all(said)
+    names = config.get("architectures")
+    return False if isinstance(names, list) and names and names[0] in UNTIED else None
 
 
 def generates(config: dict[str, Any]) -> bool:
@@ -82,7 +84,7 @@ def stored_tied_head(subject: Subject) -> Iterator[Finding]:
         said = (
             f"the config ties the head, and the file has one as {a.scheme} beside the embedding as {b.scheme}"
         )
-    elif _equal(a, b, subject.checkpoint):
+    elif _equal(a, b):
         return
     else:
         said = "the config ties the head, and the file has one with other values than the embedding"
@@ -92,7 +94,7 @@ def stored_tied_head(subject: Subject) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _equal(a: Held, b: Held, checkpoint: Checkpoint) -> bool:
+def _equal(a: Held, b: Held) -> bool:
     """Whether two matrices of one shape have the same stored elements."""
     n = a.source.shape[0]
     return all(
