@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from narrowcast.audit.files_tokens import token_keys
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.rules import rule
 from narrowcast.audit.salvage import parsed
@@ -34,6 +35,8 @@ _NEEDED = re.compile(
 _WRITERS = frozenset(
     {"transformers_version", "_from_model_config", "_name_or_path", "name_or_path", "_commit_hash"}
 )
+# Keys of tokenizer_config.json that change ids, where both sides say them.
+_SWITCHES = ("add_bos_token", "add_eos_token", "do_lower_case")
 _STOPS = ("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 
 
@@ -145,8 +148,8 @@ def missing_generation_config(subject: Subject) -> Iterator[Finding]:
 def changed_side_file(subject: Subject) -> Iterator[Finding]:
     """A side file says something else than the parent's.
 
-    What: the tokenizer, the chat template, or the stop tokens of the generation config differ from the parent's in
-    content. Other differences of these files are told as information.
+    What: what makes tokens of text differs (vocabulary, merges, normalizer, added tokens, ...), the chat template, or
+    the stop tokens of the generation config. Other differences of these files are told as information.
     Why: other token ids or another prompt make another model of the same weights, and benchmarks fall as if by
     quantization.
     Fix: copy the parent's file, unless the change was meant.
@@ -174,11 +177,16 @@ def _difference(name: str, ours: bytes, theirs: bytes, parent: Checkpoint) -> It
     keys = [key for key in keys if key != "chat_template"]
     if not keys:
         return
-    grave = bool(_TOKENIZERS.match(name)) or bool(set(keys) & set(_STOPS))
-    if name == TOKENIZER:
-        grave = bool(set(keys) - {"truncation", "padding", "version"})
+    a, b = parsed(ours)[0], parsed(theirs)[0]
+    grave, alike = bool(_TOKENIZERS.match(name)) or bool(set(keys) & set(_STOPS)), ""
+    if name == TOKENIZER and isinstance(a, dict) and isinstance(b, dict):
+        changing = token_keys(a, b)
+        grave, alike = bool(changing), "" if changing else ", and makes the same tokens"
+        keys = changing or keys
+    elif name == TOKENIZER_CONFIG and isinstance(a, dict) and isinstance(b, dict):
+        grave = any(key in a and key in b and a[key] != b[key] for key in _SWITCHES)
     yield Finding(
-        f"differs from the parent's in {some(keys, 4)}", tensor=name, got=_sum(ours), wanted=_sum(theirs),
+        f"differs from the parent's in {some(keys, 4)}{alike}", tensor=name, got=_sum(ours), wanted=_sum(theirs),
         severity=None if grave else "info", remedy=_copy(parent), facts={"keys": keys},
     )  # fmt: skip
 
