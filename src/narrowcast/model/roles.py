@@ -23,7 +23,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from narrowcast.store.checkpoint import text_config
@@ -242,6 +242,7 @@ def _first(path: str, anywhere: bool) -> Row | None:
     return next((row for row, pattern in _compiled(anywhere) if pattern.match(path)), None)
 
 
+@lru_cache(1 << 17)  # the same name is asked for by roles, fused groups and rules
 def find_function(name: str) -> Row | None:
     """The first row of ``FUNCTIONS`` that fits the module path of ``name``; None when it is unknown."""
     # Layer and expert numbers never decide a function, and folding them makes the cache small.
