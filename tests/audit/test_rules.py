@@ -58,5 +58,10 @@ def test_documented(code: str) -> None:
     assert places == sorted(places)
 
 
+def test_names_are_of_one_rule() -> None:
+    """A rule is silenced by its name as well."""
+    assert len({rule.name for rule in rules().values()}) == len(rules())
+
+
 def test_no_case_without_rule() -> None:
     assert set(CASES) == set(rules())

@@ -51,7 +51,7 @@ def quantized_and_not_said(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 "quantized, and config.json has no quantization_config", tensor=name, got="no quantization_config",
                 wanted="the block that belongs to these tensors", repair="config",
-                remedy="`narrowcast repair` rebuilds the block where the tensors leave no doubt",
+                remedy="`narrowcast repair` rebuilds the block; --container and --preset say which, where several fit",
             )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def beyond_float16(subject: Subject) -> Iterator[Finding]:
 
 
 @rule("NC552", "warning")
-def other_dtype(subject: Subject) -> Iterator[Finding]:
+def dtype_beside_the_config(subject: Subject) -> Iterator[Finding]:
     """config.json says another dtype than most of the unquantized weights have.
 
     What: By bytes, most plain matrices are stored in one dtype and config.json names another.

@@ -65,7 +65,10 @@ def quantized_share(subject: Subject) -> Iterator[Finding]:
     total = max(sum(count.values()), 1)
     schemes: dict[str, int] = {}
     for name in coded:
-        schemes[tensors[name].scheme] = schemes.get(tensors[name].scheme, 0) + count[name]
+        scheme = tensors[name].scheme.removesuffix(
+            "_divisor"
+        )  # how its outer scale is stored is no scheme of its own
+        schemes[scheme] = schemes.get(scheme, 0) + count[name]
     said = ", ".join(
         f"{scheme} {n / total:.1%}" for scheme, n in sorted(schemes.items(), key=lambda item: -item[1])
     )

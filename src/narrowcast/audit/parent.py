@@ -32,11 +32,14 @@ AGAIN = "quantize it again from the parent"
 TAIL = 16.0  # sigma at which a tile's amax lies when its elements are lost for a reason: normal rows end at 4
 GONE = 0.9  # the share of elements lost to underflow from which on nothing of a matrix is left
 ISOLATED = 2.0**-10  # the share of elements below which those beyond the bound are single ones
+COSTS = (
+    0.5  # dB from which on weights were moved, and not only rounded under scales that were rounded afterwards
+)
 WEIGHTY = 0.1  # the share of the noise that single elements must have
 
 
 @rule("NC700", "error", scope="pair", reads="parent")
-def other_shape(pair: Pair) -> Iterator[Finding]:
+def matrix_of_another_shape(pair: Pair) -> Iterator[Finding]:
     """A tensor has another shape than in the parent.
 
     What: a tensor of this name exists on both sides, and its shape, or its kind of numbers, is another.
@@ -250,15 +253,15 @@ def single_elements_off(pair: Pair) -> Iterator[Finding]:
 def not_rounded_to_nearest(pair: Pair) -> Iterator[Finding]:
     """Weights were moved on purpose, not rounded to nearest.
 
-    What: more than one element in a hundred lies beyond the bound of rounding to nearest under its scale, and the
-    loss as a whole is what the scheme must lose, give or take some dB.
+    What: more than one element in a hundred lies beyond the bound of rounding to nearest under its scale, and that
+    costs half a dB or more, but not what a mistake costs.
     Why: GPTQ, AutoRound and stochastic rounding look like this; good to know when SQNRs are compared, because
     these methods trade the weights' error for the outputs'.
     Fix: nothing is wrong.
     False alarm: the parent may also be another revision of the model, slightly trained on.
     """
     share = pair.errors.beyond / max(pair.errors.elements, 1)
-    if pair.coded is not None and share > 0.01 and pair.gap < SUSPECT and pair.smoothed is None:
+    if pair.coded is not None and share > 0.01 and COSTS <= pair.gap < SUSPECT and pair.smoothed is None:
         yield Finding(
             f"{share:.0%} of the elements are not rounded to nearest, {pair.gap:+.1f} dB beside it", tensor=pair.name,
             count=pair.errors.beyond, facts={"gap": pair.gap},

@@ -53,6 +53,7 @@ class Where:
     count: int
     module: str
     path: Path
+    low_on: str = ""  # the GPUs that compute in low precision, where the one that was asked for does not
 
     @property
     def title(self) -> str:
@@ -108,7 +109,12 @@ def table(subject: Subject) -> list[Where]:
             )
             inputs = input_kind(linear)
             path, module = found[shape], shapes[shape]
-            rows.append(Where(engine, linear.weight.name, inputs, experts, len(layers), module, path))
+            low = ""
+            if subject.gpu is not None and path.weight_only and linear.input is not None:
+                best = paths(engine, container, linear, None, shape=shape, format=word, experts=experts)
+                low = next((note for note in best.notes if note.startswith("computes in ")), "")
+            low = low.partition(" on ")[2]
+            rows.append(Where(engine, linear.weight.name, inputs, experts, len(layers), module, path, low))
     return rows
 
 
@@ -156,9 +162,20 @@ def computed_in_16_bits(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 f"{row.title}{_on(subject)} computes {row.what} as {path.arithmetic}", count=row.count,
                 severity=None if subject.engine is not None else "info", got=f"{path.kernels[0]}: {path.arithmetic}",
-                wanted="a product in low precision", remedy="a GPU with the instruction, or a preset with wide inputs",
+                wanted="a product in low precision", remedy=_instead(row),
                 facts={"path": row.to_json()},
             )  # fmt: skip
+
+
+def _instead(row: Where) -> str:
+    """Where the product is in low precision, and the preset that is what is computed here."""
+    from narrowcast.tensors.presets import presets
+
+    wide = [
+        name for name, one in presets.items() if one.linear.weight.name == row.scheme and not one.linear.input
+    ]
+    preset = f"the preset {wide[0]}, which is the same arithmetic here" if wide else "a preset with wide inputs"
+    return f"for memory alone, {preset}; for speed, {row.low_on or 'another preset'}"
 
 
 @rule("NC602", "info")

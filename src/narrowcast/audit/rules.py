@@ -85,6 +85,11 @@ def rules() -> dict[str, Rule]:
     return dict(sorted(_table.items()))
 
 
+def spelled(name: str) -> str:
+    """A code in upper case, as it is written; a name as it is."""
+    return name.upper() if _CODE.match(name.upper()) else name
+
+
 def find_rule(text: str) -> Rule:
     """A rule by its code or its name; UsageError with near names."""
     wanted = text.strip().lower().replace("_", "-")
@@ -96,7 +101,7 @@ def find_rule(text: str) -> Rule:
     )
     raise UsageError(
         "no such rule", got=text,
-        remedy=f"did you mean {', '.join(near)}?" if near else "`narrowcast rules` lists them",
+        remedy=f"did you mean {', '.join(map(spelled, near))}?" if near else "`narrowcast rules` lists them",
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast import audit
-from narrowcast.audit.rules import FAMILIES, SECTIONS
+from narrowcast.audit.rules import FAMILIES, SECTIONS, spelled
 from narrowcast.errors import UsageError
 from narrowcast.report.tables import paragraph
 
@@ -93,7 +93,7 @@ def find(text: str) -> Row:
     near = difflib.get_close_matches(wanted, names, 3)
     raise UsageError(
         "no such rule", got=text,
-        remedy=f"did you mean {', '.join(near)}?" if near else "`narrowcast rules` lists them",
+        remedy=f"did you mean {', '.join(map(spelled, near))}?" if near else "`narrowcast rules` lists them",
     )  # fmt: skip
 
 
