@@ -65,3 +65,11 @@ def test_names_are_of_one_rule() -> None:
 
 def test_no_case_without_rule() -> None:
     assert set(CASES) == set(rules())
+
+
+def test_the_parent_by_its_headers(tmp_path: Path) -> None:
+    """A quick audit beside the parent still says which tensors are gone."""
+    ask = CASES["NC450"].fires(tmp_path)
+    done = audit(ask.model, quick=True, **ask.options)
+    assert "NC450" in {one.rule for one in done.findings}
+    assert done.subject.depth == "scales"

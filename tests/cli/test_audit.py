@@ -99,7 +99,7 @@ def test_record(cli: Cli, models: Path) -> None:
     record = answer.json
     assert list(record) == [
         "schema", "verb", "model", "container", "passed", "depth", "for", "gpu", "tp", "against", "counts", "findings",
-        "rules_run", "rules_skipped", "quantized_share", "seconds", "bytes_read",
+        "rules_run", "rules_skipped", "idle_silences", "quantized_share", "seconds", "bytes_read",
     ]  # fmt: skip
     assert record["counts"] == {"error": 4, "warning": 0, "info": 0, "silenced": 0}
     first = record["findings"][0]
@@ -142,7 +142,7 @@ def test_rules_are_those_that_run(cli: Cli) -> None:
     for code, rule in rules().items():
         row = rows()[code]
         assert (row.name, row.severity, row.scope, row.reads, row.title, row.family, row.text) == (
-            rule.name, rule.severity, rule.scope, rule.reads, rule.title, rule.family, rule.text,
+            rule.name, rule.severity, rule.scope, rule.reads + " of both" * rule.parent, rule.title, rule.family, rule.text,
         )  # fmt: skip
         assert list(row.sections()) == ["What", "Why", "Fix", "False alarm"]
         assert {"what", "why", "fix", "false_alarm"} <= set(listed[code])
@@ -203,3 +203,11 @@ def test_hostile_names_do_not_reach_the_terminal(cli: Cli, tmp_path: Path) -> No
     page = cli("audit", model)
     assert page.code == 1
     assert "\x1b" not in page.out + page.err
+
+
+def test_a_silence_that_fits_nothing_is_told(cli: Cli, models: Path, tmp_path: Path) -> None:
+    """A pattern is held against the beginning of a name: what it misses is not silenced without a word."""
+    settings = tmp_path / "audit.toml"
+    settings.write_text('[[silence]]\nrule = "NC402"\ntensor = "re:experts"\nreason = "stacked on purpose"\n')
+    answer = cli("audit", models / "child", "--settings", settings, "--quick")
+    assert "silences nothing: NC402 on re:experts (stacked on purpose)" in answer.out

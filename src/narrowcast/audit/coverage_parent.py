@@ -45,7 +45,7 @@ def _lost(subject: Subject) -> dict[str, Held]:
     return found
 
 
-@rule("NC450", "error", reads="parent")
+@rule("NC450", "error", parent=True)
 def lost_tensor(subject: Subject) -> Iterator[Finding]:
     """A tensor of the parent is not in the checkpoint.
 
@@ -84,7 +84,7 @@ def _grouped(
         )
 
 
-@rule("NC451", "error", reads="parent")
+@rule("NC451", "error", parent=True)
 def lost_tower(subject: Subject) -> Iterator[Finding]:
     """A tower or the prediction layers of the parent are not in the checkpoint.
 
@@ -108,7 +108,7 @@ def lost_tower(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-@rule("NC452", "warning", reads="parent")
+@rule("NC452", "warning", parent=True)
 def added_tensor(subject: Subject) -> Iterator[Finding]:
     """The checkpoint has a tensor that the parent has not.
 
@@ -131,7 +131,7 @@ def added_tensor(subject: Subject) -> Iterator[Finding]:
     yield from _grouped(biases, said, None, severity="info")
 
 
-@rule("NC453", "error", reads="parent")
+@rule("NC453", "error", parent=True)
 def other_shape(subject: Subject) -> Iterator[Finding]:
     """A tensor has another shape than the parent's.
 
@@ -155,7 +155,7 @@ def _axes(one: Held) -> list[int]:
     return [size for size in one.shape if size != 1]
 
 
-@rule("NC454", "warning", reads="parent")
+@rule("NC454", "warning", parent=True)
 def changed_dtype(subject: Subject) -> Iterator[Finding]:
     """What is not quantized has another dtype than in the parent.
 

@@ -144,7 +144,7 @@ def missing_generation_config(subject: Subject) -> Iterator[Finding]:
     yield from _lost(subject, GENERATION, "the generation config", why, has, parent_has)
 
 
-@rule("NC033", "warning", reads="parent")
+@rule("NC033", "warning", parent=True)
 def changed_side_file(subject: Subject) -> Iterator[Finding]:
     """A side file says something else than the parent's.
 
@@ -209,7 +209,7 @@ def _sum(content: bytes) -> str:
     return f"sha256 {hashlib.sha256(content).hexdigest()[:12]}"
 
 
-@rule("NC034", "info", reads="parent")
+@rule("NC034", "info", parent=True)
 def lost_side_file(subject: Subject) -> Iterator[Finding]:
     """A side file of the parent is not there.
 

@@ -45,6 +45,12 @@ class Rule:
     scope: Scope
     reads: Reads
     check: Callable[[Any], Iterable[Finding]]
+    parent: bool = False
+
+    @property
+    def needs_parent(self) -> bool:
+        """Whether there is nothing to check without the parent, of which some rules read headers only."""
+        return self.parent or self.reads == "parent"
 
     @property
     def name(self) -> str:
@@ -64,14 +70,15 @@ class Rule:
 
 
 def rule(
-    code: str, severity: Severity, *, scope: Scope = "model", reads: Reads = "headers"
+    code: str, severity: Severity, *, scope: Scope = "model", reads: Reads = "headers", parent: bool = False
 ) -> Callable[[Callable[[Any], Iterable[Finding]]], Callable[[Any], Iterable[Finding]]]:
-    """Put a check into the table. ``severity`` is what its findings have that name none themselves."""
+    """Put a check into the table. ``severity`` is what its findings have that name none themselves;
+    ``parent`` marks a rule about the parent that reads less than all of it."""
 
     def add(check: Callable[[Any], Iterable[Finding]]) -> Callable[[Any], Iterable[Finding]]:
         if not _CODE.match(code) or code[2] not in FAMILIES or code in _table:
             raise ValueError(f"{code}: a code is NC, the digit of its family, two more, and used once")
-        _table[code] = Rule(code, severity, scope, reads, check)
+        _table[code] = Rule(code, severity, scope, reads, check, parent)
         return check
 
     return add

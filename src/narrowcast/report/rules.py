@@ -80,6 +80,7 @@ def _rows_of(source: str) -> Iterator[Row]:
         code, severity = (ast.literal_eval(word) for word in mark.args)
         options = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
         scope, reads = options.get("scope", "model"), options.get("reads", "headers")
+        reads += " of both" if options.get("parent") else ""
         text = inspect.cleandoc(ast.get_docstring(node) or "")
         yield Row(code, node.name.replace("_", "-"), severity, scope, reads, text)
 
