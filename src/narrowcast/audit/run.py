@@ -111,7 +111,7 @@ def audit(
 def _runnable(picked: Sequence[Rule], quick: bool, parent: bool) -> tuple[list[Rule], list[tuple[Rule, str]]]:
     todo, skipped = [], []
     for rule in picked:
-        if rule.reads == "parent" and not parent:
+        if rule.needs_parent and not parent:
             skipped.append((rule, "no parent: --against"))
         elif quick and rule.reads in ("codes", "parent"):
             skipped.append((rule, "--quick"))
