@@ -76,7 +76,7 @@ def test_repair_mends_what_audit_says_it_mends(cli: Cli, tmp_path: Path) -> None
     )
     before = cli("audit", model)
     assert before.code == 1
-    assert "`narrowcast repair MODEL OUT` mends" in before.out
+    assert "`narrowcast repair MODEL OUT` is for" in before.out
     dry = cli("repair", model, tmp_path / "out", "--dry-run")
     assert dry.code == 1  # the errors are still there
     assert not (tmp_path / "out").exists()

@@ -29,12 +29,13 @@ REFUSED = "NC001"  # what a container refuses, which other rules may explain bet
 @dataclass(frozen=True)
 class Audit:
     """What came of an audit. ``findings`` are sorted, silenced ones included; ``skipped`` are rules that were chosen
-    and not run, with the reason."""
+    and not run, with the reason; ``idle`` are silences about single tensors that no finding fits."""
 
     subject: Subject
     findings: tuple[Finding, ...]
     ran: tuple[Rule, ...]
     skipped: tuple[tuple[Rule, str], ...]
+    idle: tuple[Silence, ...] = ()
 
     @property
     def open_findings(self) -> list[Finding]:
@@ -60,6 +61,9 @@ class Audit:
             "counts": self.counts(), "findings": [one.to_json() for one in self.findings],
             "rules_run": [rule.code for rule in self.ran],
             "rules_skipped": [{"rule": rule.code, "reason": reason} for rule, reason in self.skipped],
+            "idle_silences": [
+                {"rules": sorted(one.codes), "tensor": one.tensor, "reason": one.reason} for one in self.idle
+            ],
         }  # fmt: skip
 
 
@@ -105,7 +109,12 @@ def audit(
             with open_model(against) as checkpoint:
                 subject.parent = open_coded(checkpoint)
                 findings = list(_run(subject, todo, pool, progress))
-    return Audit(subject, tuple(_settled(findings, silences)), tuple(todo), tuple(skipped))
+    settled = _settled(findings, silences)
+    ran = {rule.code for rule in todo}
+    idle = tuple(
+        one for one in silences if one.tensor and one.codes & ran and not any(map(one.covers, settled))
+    )
+    return Audit(subject, tuple(settled), tuple(todo), tuple(skipped), idle)
 
 
 def _runnable(picked: Sequence[Rule], quick: bool, parent: bool) -> tuple[list[Rule], list[tuple[Rule, str]]]:

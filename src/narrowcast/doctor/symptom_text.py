@@ -210,7 +210,7 @@ TEXT = (
     Symptom(
         "drift",
         "the first tokens are right, then the text drifts away",
-        "drift first tokens right later wrong diverge degrade gradually decode prefill",
+        "drift first tokens right later wrong diverge degrade gradually decode prefill nonsense after hundred",
         (
             _KV_SCALE,
             Cause(

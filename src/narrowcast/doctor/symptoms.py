@@ -57,7 +57,7 @@ def find(text: str) -> Symptom:
         raise UsageError(
             "several symptoms fit",
             got=text,
-            wanted=", ".join(fitting),
+            wanted="; ".join(f"{name} ({symptoms[name].seen})" for name in fitting),
             remedy="ask for one of these names, or with more words",
         )
     return symptoms[fitting[0]]

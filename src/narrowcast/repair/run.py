@@ -139,7 +139,7 @@ def index(draft: Draft) -> Iterator[Mended]:
                 got=f"{kept} and {other}", remedy="remove the one that is stale, then repair again",
             )  # fmt: skip
         draft.rewritten.add(shard)
-    yield Mended("index", "the index is written anew from the shards", tuple(found.doubled) or ("index",))
+    yield Mended("index", "the index is written anew from the shards", tuple(found.doubled) or ("all tensors",))
 
 
 def _refuse_lost(found: Found) -> None:

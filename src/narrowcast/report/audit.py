@@ -43,7 +43,8 @@ class Spent:
     @property
     def rate(self) -> str:
         """Bytes with their rate; empty where none were read."""
-        return f"{size(self.nbytes)} read at {rate(self.nbytes / self.reading)}" if self.reading else ""
+        both = self.nbytes and self.reading
+        return f"{size(self.nbytes)} read at {rate(self.nbytes / self.reading)}" if both else ""
 
 
 def audit_record(found: Audit, spent: Spent) -> dict[str, Any]:
@@ -81,6 +82,7 @@ def _head(found: Audit) -> list[str]:
     pairs = [
         ("for", ", ".join(part for part in target if part)),
         ("against", str(subject.parent.checkpoint.root) if subject.parent else ""),
+        ("KV cache", cache(found)),
         ("looked at", looked_at(found) if found.open_findings else ""),
     ]
     return [f"{subject.model} ({container(found)})", *facts(pairs)]
@@ -88,6 +90,16 @@ def _head(found: Audit) -> list[str]:
 
 def container(found: Audit) -> str:
     return found.subject.container or "no container reads it"
+
+
+def cache(found: Audit) -> str:
+    """The KV cache that the config asks for, with the scales that lie in the file; empty for a wide one without."""
+    subject = found.subject
+    kv = subject.contents.kv if subject.contents is not None else None
+    scales = sum(one.role == CACHE_SCALE for one in subject.held.values())
+    if kv is None and not scales:
+        return ""
+    return f"{kv or 'wide by the config'}, {scales or 'no'} scale{'s' if scales != 1 else ''} in the file"
 
 
 def by_rule(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
@@ -188,7 +200,10 @@ def looked_at(found: Audit) -> str:
     deep = depth.get(subject.depth, "headers, scales, codes and the parent")
     quantized, plain = len(subject.quantized), len(subject.held) - len(subject.quantized)
     aside = len({module_of(name) for name in subject.found.set_aside})
-    rest = f"; set aside, since they contradict themselves: {aside:,} layers" if aside else ""
+    layers = (
+        "1 layer that contradicts itself" if aside == 1 else f"{aside:,} layers that contradict themselves"
+    )
+    rest = f"; set aside: {layers}" if aside else ""
     return f"{len(found.ran)} rules on {deep} of {quantized:,} quantized and {plain:,} plain tensors{rest}."
 
 
@@ -215,12 +230,16 @@ def _unseen(found: Audit) -> list[str]:
     quiet = "; ".join(f"{count:,} of {code} ({reason})" for (code, reason), count in silenced.items())
     unrun = "; ".join(f"{count} rules ({reason})" for reason, count in skipped.items())
     lines = hanging(f"silenced: {quiet}") if quiet else []
+    for one in found.idle:
+        lines += hanging(
+            f"silences nothing: {', '.join(sorted(one.codes)[:3])} on {one.tensor} ({one.reason})"
+        )
     return [*lines, *(hanging(f"not run: {unrun}") if unrun else [])]
 
 
 def _mendable(found: Audit) -> list[str]:
     count = sum(one.repair is not None for one in found.open_findings)
-    return [f"`narrowcast repair MODEL OUT` mends {count:,} of these."] if count else []
+    return [f"`narrowcast repair MODEL OUT` is for {count:,} of these (--dry-run first)."] if count else []
 
 
 def _summary(found: Audit, spent: Spent) -> str:

@@ -14,7 +14,16 @@ from narrowcast._version import __version__
 from narrowcast.audit.findings import SEVERITIES, Finding
 from narrowcast.audit.run import Audit
 from narrowcast.report import portability
-from narrowcast.report.audit import Spent, by_rule, container, entries, looked_at, quantized_share, shared
+from narrowcast.report.audit import (
+    Spent,
+    by_rule,
+    cache,
+    container,
+    entries,
+    looked_at,
+    quantized_share,
+    shared,
+)
 from narrowcast.report.figures import figures
 from narrowcast.report.page_style import SCRIPT, STYLE
 from narrowcast.report.rules import rows
@@ -63,7 +72,7 @@ def _prose(text: str) -> str:
 
 
 def _verdict(counts: dict[str, int]) -> str:
-    words = {"error": "errors", "warning": "warnings", "info": "notes", "silenced": "silenced"}
+    words = {"error": "errors", "warning": "warnings", "info": "info", "silenced": "silenced"}
     return " ".join(
         f'<span class="tally {key if counts[key] else "none"}"><b>{counts[key]:,}</b> '
         f"{word if counts[key] != 1 else word.removesuffix('s')}</span>"
@@ -84,6 +93,7 @@ def _facts(found: Audit, spent: Spent) -> str:
         ("schemes", _text(", ".join(sorted({one.scheme for one in subject.quantized.values()})))),
         ("for", _text(", ".join(part for part in target if part))),
         ("against", _code(subject.parent.checkpoint.root) if subject.parent else ""),
+        ("KV cache", _text(cache(found))),
         ("looked at", _text(looked_at(found))),
         ("time", ", ".join(filter(None, (seconds(spent.seconds), spent.rate)))),
     ]
@@ -130,9 +140,10 @@ def _rule(code: str, group: Sequence[Finding], severity: str) -> str:
     ]
     count = f"<span class=count>{len(group):,}</span>" if len(group) > 1 else ""
     opened = "" if severity == "info" else " open"
+    brief = f"<span class=brief>{_text(group[0].said)}</span>" if severity == "info" else ""
     return (
         f'<details class="rule {severity}"{opened}><summary><span class=badge>{code}</span> '
-        f"{_text(row.title)} {count}</summary>{''.join(lines)}</details>"
+        f"{_text(row.title)} {count}{brief}</summary>{''.join(lines)}</details>"
     )
 
 
@@ -145,6 +156,7 @@ def _where(found: Audit) -> list[str]:
     return [
         "<h2>Where it runs</h2>",
         f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>",
+        *(f"<p class=about>{_text(text)}</p>" for text in portability.reaches(table)),
     ]
 
 
@@ -167,11 +179,16 @@ def _plots(found: Audit) -> list[str]:
 def _unseen(found: Audit) -> list[str]:
     """Silenced findings and rules that did not run, with the reasons."""
     silenced = [one for one in found.findings if one.silenced is not None]
-    if not silenced and not found.skipped:
+    if not silenced and not found.skipped and not found.idle:
         return []
     lines = [
         f"<li><b>{code}</b>, {len(group):,} silenced: {_text(group[0].silenced)}</li>"
         for code, group in by_rule(silenced).items()
+    ]
+    lines += [
+        f"<li><b>{', '.join(sorted(one.codes)[:3])}</b> on {_code(one.tensor)} silences nothing: "
+        f"{_text(one.reason)}</li>"
+        for one in found.idle
     ]
     lines += [
         f"<li><b>{rule.code}</b> did not run: {_text(reason)}. {_text(rule.title)}.</li>"

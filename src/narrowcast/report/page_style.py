@@ -28,6 +28,8 @@ details.error { border-left-color: var(--error) } details.warning { border-left-
 summary { cursor: pointer; font-weight: 600 }
 .badge { font: 600 .8em ui-monospace, monospace; color: var(--soft); margin-right: .3rem }
 .count { font-weight: 400; color: var(--soft) } .count::before { content: "×\\00a0" }
+.brief { display: block; font-weight: 400; color: var(--soft); font-size: .92em; overflow-wrap: anywhere }
+details[open] .brief { display: none }
 .rule p { margin: .5rem 0 } .rule ul { margin: .4rem 0; padding-left: 1.2rem; max-height: 20rem; overflow: auto }
 .remedy::before { content: "Remedy: "; font-weight: 600 } .about { color: var(--soft); font-size: .92em }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: .92em }

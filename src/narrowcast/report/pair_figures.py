@@ -62,8 +62,8 @@ def _layers(roles: Mapping[str, Sequence[Pair]]) -> Drawn:
 
     return Drawn(
         "Error by layer and role",
-        "The worst matrix of each layer, shaded up to the best; higher is better. Dashed: what the scheme keeps of "
-        "such data (median).",
+        "SQNR is signal over quantization noise; 6 dB are one bit, higher is better. The line is the worst matrix of "
+        "each layer, shaded up to the best. Dashed: what the scheme keeps of such data (median).",
         draw(paint),
     )
 
@@ -78,6 +78,10 @@ def _by_layer(pairs: Sequence[Pair]) -> np.ndarray:
     return np.array([(layer, min(levels), max(levels)) for layer, levels in sorted(found.items())]).reshape(
         -1, 3
     )
+
+
+def _share(part: float) -> str:
+    return "<0.01" if 0 < part < 0.01 else f"{part:.3g}"
 
 
 def _kinds(roles: Mapping[str, Sequence[Pair]]) -> Drawn:
@@ -95,7 +99,7 @@ def _kinds(roles: Mapping[str, Sequence[Pair]]) -> Drawn:
             axes.barh(range(len(shares)), widths, left=left, height=0.5, color=color_of(i), lw=0)
             left += widths
         for y, (role, parts) in enumerate(shares.items()):
-            axes.text(0, y - 0.32, f"{role}: {' + '.join(f'{part:.3g}' for part in parts)} %", va="bottom")
+            axes.text(0, y - 0.32, f"{role}: {' + '.join(map(_share, parts))} %", va="bottom")
         for i, kind in enumerate(KINDS):
             axes.text(36 * i, -1.2, kind, color=color_of(i), weight="bold", va="bottom")
         axes.set_ylim(len(shares) - 0.4, -1.5)
@@ -106,7 +110,8 @@ def _kinds(roles: Mapping[str, Sequence[Pair]]) -> Drawn:
 
     return Drawn(
         "What the error is made of",
-        "Rounding is what the format costs; clipping and underflow are values beyond its ends, which a scale decides.",
+        "Shares of rounding, clipping and underflow. Rounding is what the format costs; clipping and underflow are "
+        "values beyond its ends, which a scale decides.",
         draw(paint, (SIZE[0], 0.9 + 0.5 * (len(shares) + 1))),
     )
 

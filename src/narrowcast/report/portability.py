@@ -5,9 +5,11 @@ from __future__ import annotations
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.portability import Where, table
 from narrowcast.audit.run import Audit
+from narrowcast.hardware.engines import ENGINES
 from narrowcast.report import tables
 
 TOLD = ("NC600", "NC601", "NC602", "NC603")  # what the table says, of these rules
+_REACH = ("runs on ", "computes in ")  # notes that say on which GPUs
 TITLES = ("engine", "weights", "inputs", "layers", "computes in", "kernel")
 
 
@@ -32,11 +34,25 @@ def cells(row: Where) -> tuple[str, str, str, str, str, str]:
     return row.title, row.scheme, row.inputs, str(row.count), computes, needs + kernel
 
 
+def reaches(rows: list[Where]) -> list[str]:
+    """Of each engine its version and, where no GPU was asked for, on which the rows hold."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        notes = "; ".join(note for note in row.path.notes if note.startswith(_REACH))
+        found.setdefault(row.title, {}).update({notes: None} if notes else {})
+    if not any(found.values()):
+        return [f"As of {', '.join(found)}."]
+    return [f"{title} {' | '.join(notes)}" for title, notes in found.items() if notes]
+
+
 def where_lines(rows: list[Where]) -> list[str]:
-    """The table, and the reason for each refusal below it, once for all layers that have it."""
+    """The table, from which versions and GPUs it is, and the reason for each refusal, once for all layers that have
+    it."""
     if not rows:
         return []
-    lines = tables.table(TITLES, [cells(row) for row in rows], "LLLrlL", indent=2)
+    named = [(ENGINES[row.engine], *cells(row)[1:]) for row in rows]
+    lines = tables.table(TITLES, named, "LLLrlL", indent=2)
+    lines += [line for text in reaches(rows) for line in tables.hanging(f"  {text}")]
     reasons = {(row.title, row.path.refusal, row.path.remedy): row for row in rows if row.path.refusal}
     for title, refusal, remedy in reasons:
         lines += tables.hanging(f"  {title} refuses: {refusal}" + (f"; remedy: {remedy}" if remedy else ""))

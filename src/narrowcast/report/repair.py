@@ -19,6 +19,7 @@ def repair_page(done: Repaired) -> list[str]:
     lines = [f"{done.model}{where}", ""]
     for repair, changes in _by_repair(done.mended).items():
         lines += [part for text in _changes(repair, changes) for part in hanging(text)]
+    lines = lines if done.mended or done.unmended else lines[:1]
     lines += [part for text in done.unmended for part in hanging(f"not mended: {text}")]
     lines += ["", *_left(done)] if done.left else []
     return [*lines, *hanging(_end(done))]
@@ -70,5 +71,7 @@ def _end(done: Repaired) -> str:
     if done.out is not None:
         return f"Look at it whole: narrowcast audit {done.out}"
     if done.mended:
+        return "Nothing was written."
+    if done.unmended:
         return "Nothing was written."
     return "Nothing here has one right answer that a repair could write; nothing was written."
