@@ -17,6 +17,10 @@ from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
 
 CARRIES = 0.25  # of the mean signal of a channel, from which on its loss matters
+LOST = (
+    6.5  # dB of a channel below which it is lost: half its scale leaves 20 log10 2 = 6.0, twice its scale 0
+)
+GREAT = 0.25  # the share of a matrix's noise from which on one channel matters to the whole
 COST = 3.0  # dB that outliers take from other columns, from which on it is said
 SHARED = 3  # layers that must share an outlier column
 
@@ -32,11 +36,13 @@ def worst_channels(pair: Pair) -> Iterator[Finding]:
     """Single channels lost far more than the rest of their matrix.
 
     What: a row or a column that carries its share of the signal has an SQNR 10 dB or more below the median
-    channel's and below what the scheme keeps.
+    channel's and below what the scheme keeps. It is a warning where that is below 6.5 dB, or where one channel has a
+    quarter of the noise of its matrix; else an information.
     Why: the sum over a matrix hides it: one output in four thousand that is wrong costs nothing in dB, and the
     model computes with it in every token. A scale that is wrong for one row does this, and so does an outlier in
     a shared tile.
-    Fix: quantize the layer again; if it is an outlier's doing, use a finer scale.
+    Fix: quantize the layer again; if it is an outlier's doing, use a finer scale. GPTQ does this to rows when it
+    sees fewer tokens than the layer has inputs: calibrate it with more.
     False alarm: per-tensor integer scales on rows of very different size; then the finer scale is what helps.
     """
     if pair.coded is None or pair.smoothed is not None or not pair.gap < FAR or not isfinite(pair.expected):
@@ -50,6 +56,7 @@ def worst_channels(pair: Pair) -> Iterator[Finding]:
             yield Finding(
                 f"{what} {worst.index}{more}: {worst.sqnr:.1f} dB where the median {what} keeps {median:.1f} dB",
                 tensor=pair.name, at=(worst.index, 0) if what == "row" else (0, worst.index), count=len(found),
+                severity=None if worst.sqnr < LOST or worst.noise >= GREAT else "info",
                 got=f"{worst.noise:.0%} of the noise of the matrix", remedy="quantize it again, or use a finer scale",
                 facts={what: worst.index, "sqnr": worst.sqnr, "median": median, "ratio": worst.ratio},
             )  # fmt: skip
