@@ -22,6 +22,8 @@ F = NDArray[np.floating]
 ROUNDS = 4
 NEEDED = 16  # rows that a sample must have, so that factors of columns are not fitted to noise
 LIMIT = 1.03  # factors of nothing but rounding: within 3 % of 1 in geometric mean
+# The matrix whose columns meet the rows of another, and can take their factors back.
+_AFTER = (("up_proj", "down_proj"), ("v_proj", "o_proj"), ("w3", "w2"))
 # What the columns of a matrix meet: the norm before it, or the matrix whose rows are its columns.
 BEFORE = (
     (r"self_attn\.(q|k|v|qkv|q_a|kv_a)_proj(_with_mqa)?$", ("input_layernorm", "ln_1")),
@@ -39,6 +41,12 @@ class Smoothing:
     columns: float
     rows: float
     factors: NDArray[np.float32]
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether only rows have factors of their own: those of columns are one and the same."""
+        size = np.abs(self.factors[self.factors != 0])
+        return not size.size or _spread(size / np.median(size)) < LIMIT
 
 
 def smoothing(a: F, b: F) -> Smoothing | None:
@@ -78,3 +86,9 @@ def norms_before(module: str) -> list[str]:
         if match is not None:
             return [f"{module[: match.start()]}{name}.weight" for name in names]
     return []
+
+
+def matrix_after(module: str) -> str | None:
+    """The matrix whose columns are the rows of this one, by name."""
+    stem, _, leaf = module.rpartition(".")
+    return next((f"{stem}.{after}" for before, after in _AFTER if leaf == before), None)

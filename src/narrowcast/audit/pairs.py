@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.audit.pair_sample import Kept, keep
-from narrowcast.audit.pair_smoothing import Smoothing, smoothing
+from narrowcast.audit.pair_smoothing import Smoothing, matrix_after, smoothing
 from narrowcast.audit.subject import Subject
 from narrowcast.jobs.coded import Coded, folded
 from narrowcast.jobs.compare import differences
@@ -328,6 +328,25 @@ def explain(subject: Subject, pool: Workers) -> None:
         for pair in group[LOOKED_INTO:]
     ]  # fmt: skip
     _look_into(rest, subject, pool)
+    for group in groups.values():
+        for pair in group:
+            _rows_alone(pair, subject)
+
+
+def _rows_alone(pair: Pair, subject: Subject) -> None:
+    """Factors of rows are smoothing only where the columns after them have factors too; else scales of rows are wrong,
+    such as those of another matrix or in another order."""
+    found = pair.smoothed
+    if found is None or not found.of_rows:
+        return
+    after = subject.pairs.get(matrix_after(pair.name) or "")
+    if after is None or after.smoothed is None or after.smoothed.of_rows:
+        pair.smoothed = None
+        pair.diagnosis = Diagnosis(
+            "rows scaled", "B's rows each have a factor of their own, and nothing takes them back",
+            "compare its scales with the parent's row amax: they are another matrix's, in another order, or a fill; "
+            "else quantize it again", found.before, found.after,
+        )  # fmt: skip
 
 
 def _look_into(pairs: Sequence[Pair], subject: Subject, pool: Workers) -> None:

@@ -22,6 +22,7 @@ from narrowcast.audit.subject import Subject
 
 NEAR = 0.1  # of the logarithm of a factor that was found on weights rounded to four bits
 FEW = 0.5  # the share of plain tensors from which on differing ones mean another model
+ISOLATED = 0.01  # the share of values below which those that differ are damage, and no mistake of the whole
 CLOSE = 30.0  # dB above which a plain tensor was rounded on its way, and is no other one
 
 Back = Literal["yes", "no", "unknown"]
@@ -115,7 +116,10 @@ def another_model(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
         return
     for pair in differ:
-        found = pair.diagnosis
+        single = pair.differing < pair.errors.elements * ISOLATED
+        found = (
+            None if single else pair.diagnosis
+        )  # what explains a matrix is fitted to single elements as well
         yield Finding(
             f"{pair.differing:,} of {pair.errors.elements:,} values are not the parent's, {pair.sqnr:.1f} dB"
             + (f": {found.name}" if found else ""),

@@ -1,0 +1,43 @@
+"""Faults that were planted one at a time into healthy checkpoints, and were missed or called something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from audit.editing import at, edit, parent, quantized
+from narrowcast.audit.findings import Finding
+from narrowcast.audit.run import audit
+
+MLP = "model.layers.0.mlp"
+UP, DOWN = f"{MLP}.up_proj", f"{MLP}.down_proj"
+
+
+def by_rule(model: Path, against: Path | None = None) -> dict[str, list[Finding]]:
+    """Errors and warnings of a checkpoint by rule."""
+    found: dict[str, list[Finding]] = {}
+    for one in audit(model, against=against).open_findings:
+        if one.severity != "info":
+            found.setdefault(one.rule, []).append(one)
+    return found
+
+
+def test_scales_of_rows_in_another_order_are_no_smoothing(tmp_path: Path) -> None:
+    """Factors of rows, which no matrix after takes back: an error, as wrong as -6 dB, and no smoothing."""
+    model = quantized(tmp_path, "fp8_dynamic")
+    factors = np.exp2(np.random.default_rng(1).uniform(-2, 2, (352, 1))).astype(np.float32)
+    edit(model, {f"{UP}.weight_scale": lambda old: old * factors})
+    [found] = by_rule(model, parent(tmp_path))["NC710"]
+    assert found.tensor == UP
+    assert "rows scaled" in found.said
+    assert not {"NC703", "NC704"} & {one.rule for one in audit(model, against=parent(tmp_path)).findings}
+
+
+def test_one_changed_value_is_no_mistake_of_all_columns(tmp_path: Path) -> None:
+    model = quantized(tmp_path, "fp8_dynamic")
+    edit(model, {"model.embed_tokens.weight": at((3, 3), 0x7F00)})
+    [found] = by_rule(model, parent(tmp_path))["NC702"]
+    assert found.said.startswith("1 of 8,192 values")
+    assert "columns" not in found.said
+    assert found.remedy == "copy the tensor from the parent"
