@@ -45,7 +45,7 @@ class Smoothing:
     @property
     def of_rows(self) -> bool:
         """Whether only rows have factors of their own: those of columns are one and the same."""
-        size = np.abs(self.factors[self.factors != 0])
+        size = np.abs(self.factors[self.factors != 0]).astype(np.float64)
         return not size.size or _spread(size / np.median(size)) < LIMIT
 
 

@@ -67,7 +67,7 @@ def rebuild(draft: Draft, asked: Asked) -> Iterator[Mended]:
         )
         return
     try:
-        opened = next(_readings(checkpoint), None) or _by_its_tensors(checkpoint, asked)
+        opened = next(_readings(checkpoint), None) or _by_its_tensors(checkpoint, _narrowed(draft, asked))
     except UsageError as error:
         draft.unmended.append(f"the config has more than one answer: {error.got}; {error.remedy}")
         return
@@ -203,6 +203,14 @@ def _by_its_tensors(checkpoint: Checkpoint, asked: Asked) -> Opened | None:
             remedy="say which with --container and --preset",
         )  # fmt: skip
     return next(iter(found.values()), None)
+
+
+def _narrowed(draft: Draft, asked: Asked) -> Asked:
+    """What was asked, in the container that reads the other layers: one broken layer makes no other container right."""
+    opened = draft.opened
+    if asked.container is not None or opened is None or not opened.contents.matrices:
+        return asked
+    return replace(asked, container=opened.contents.container)
 
 
 def _widths(preset: Preset) -> Iterator[LinearScheme]:

@@ -4,8 +4,9 @@
 
 Engines keep one outer scale for q, k and v, or for gate and up. Codes stay; block scales s become s'. Where every
 s' is a number of the scale's format and both products are the same in fp32, no decoded bit changes, as with the
-ratio 4 of outer scales that are powers of two apart; else s' is rounded to nearest and the loss is measured. Input
-scales become the largest, which is what engines take for all of them.
+ratio 4 of outer scales that are powers of two apart; else s' is rounded to nearest and the loss is measured. Where
+that is more than the format's own, one of the outer scales is wrong, and which one nobody can tell: nothing is moved.
+Input scales become the largest, which is what engines take for all of them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from narrowcast.tensors.scaling import element_divisor, store_scale
 from narrowcast.tensors.schemes import Scheme
 
 Group = Sequence[tuple[Held, Coded]]
+# dB: a rounded scale is off by 2^-4 at most, which keeps 24; what keeps less lost its small blocks, and FP4 itself
+# keeps 20 of the original.
+LEAST = 20.0
 
 
 def fused_outer(draft: Draft) -> Iterator[Mended]:
@@ -66,17 +70,25 @@ def _share(draft: Draft, group: Group) -> Iterator[Mended]:
     common = min(usable) if divides else max(usable)
     largest = group[usable.index(common)][1]
     stored = np.array(source.array(_tensor(largest, "outer")))
+    moved = []
     for (one, coded), own in zip(group, usable, strict=True):
         if own == common:
             continue
         codes = _moved(scheme, common / own if divides else own / common)
-        used = _used(coded, source)
-        exact = _same_products(scheme, own, common, codes)[used].all()
+        exact = _same_products(scheme, own, common, codes)[_used(coded, source)].all()
         sqnr = inf if exact else _loss(coded, source, codes, common)
+        if sqnr < LEAST:
+            draft.unmended.append(
+                f"{one.name}: under its siblings' outer scale {common:.6g} in the place of {own:.6g} it would keep "
+                f"{sqnr:.1f} dB: one of them is wrong, or they differ too much; quantize them again from the parent"
+            )
+            return
+        moved.append((one, coded, own, codes, sqnr))
+    for one, coded, own, codes, sqnr in moved:
         scales = _tensor(coded, "scales")
         draft.rewrite(scales, lambda name=scales, codes=codes: codes[source.array(name)])  # type: ignore[misc]
         draft.rewrite(_tensor(coded, "outer"), lambda: stored)
-        how = "no decoded value changes" if exact else f"block scales rounded, {sqnr:.1f} dB"
+        how = "no decoded value changes" if sqnr == inf else f"block scales rounded, {sqnr:.1f} dB"
         yield Mended(
             "fused_outer",
             f"outer scale {own:.6g} is now its siblings' {common:.6g}: {how}",
