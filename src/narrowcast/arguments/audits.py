@@ -8,8 +8,10 @@ from narrowcast.arguments.parser import MODEL, Verb, count
 
 _AUDIT = """\
 Rules are chosen and silenced by code, by the beginning of a code (NC1: all of
-scales) or by name; a settings file keeps both, with a reason for each silence.
-Exit code 1: an error that is not silenced.
+scales) or by name; a settings file keeps both, with a reason for each silence
+(docs/audit.md). `narrowcast rules` lists them. Without --gpu the table of
+engines holds for the best GPU of each. Exit code 1: an error that is not
+silenced.
 
 examples:
   narrowcast audit MODEL
@@ -37,11 +39,13 @@ examples:
   narrowcast repair MODEL OUT --unity-kv"""
 
 _DOCTOR = """\
-LOG is a file, or - for standard input. Exit code 1: an error is in the log.
+LOG is a file, or - for standard input, which is read to its end: save the log
+of a server that goes on (`vllm serve MODEL 2>&1 | tee vllm.log`). Exit code 1:
+an error is in the log.
 
 examples:
   narrowcast doctor vllm.log
-  vllm serve MODEL 2>&1 | tee vllm.log | narrowcast doctor -
+  kubectl logs POD | narrowcast doctor -
   narrowcast doctor --symptom
   narrowcast doctor --symptom all exclamation marks"""
 
@@ -61,7 +65,7 @@ def _audit_arguments(parser: argparse.ArgumentParser) -> None:
         add(name, action="append", default=[], metavar="CODES", help=text)
     add("--settings", metavar="FILE", help="a TOML file with select and [[silence]]")
     add("--sarif", metavar="FILE", help="write the findings as SARIF 2.1.0, for code hosts")
-    add("--html", metavar="FILE", help="write one page with plots, for people")
+    add("--html", metavar="FILE", help="write one page with plots (needs narrowcast[page])")
     add("--workers", type=count, metavar="N", help="threads (one per core)")
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
 

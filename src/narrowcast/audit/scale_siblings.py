@@ -106,7 +106,7 @@ def fused_tensor_scales(subject: Subject) -> Iterator[Finding]:
         found = _finding(subject, siblings, "outer")
         yield _with(
             found, severity="warning" if found.facts["ratio"] > FAR else None,
-            said=f"{found.said}: engines quantize again, 2 to 4 dB unless a power of two",
+            said=f"{found.said}: engines quantize again and lose 2 to 4 dB, unless it is a power of two",
             remedy="quantize again with one scale for the group",
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from html import escape
 
 from narrowcast._version import __version__
 from narrowcast.audit.findings import SEVERITIES, Finding
+from narrowcast.audit.portability import Where
 from narrowcast.audit.run import Audit
 from narrowcast.report import portability
 from narrowcast.report.audit import (
@@ -151,7 +152,7 @@ def _where(found: Audit) -> list[str]:
     table = portability.where(found)
     if not table:
         return []
-    body = "".join(_row(portability.cells(row), row.path.refusal) for row in table)
+    body = "".join(_row(row) for row in table)
     head = "".join(f"<th>{title}</th>" for title in portability.TITLES)
     return [
         "<h2>Where it runs</h2>",
@@ -160,8 +161,10 @@ def _where(found: Audit) -> list[str]:
     ]
 
 
-def _row(cells: Sequence[str], refusal: str | None) -> str:
-    texts = [*cells[:-1], refusal or cells[-1]]
+def _row(row: Where) -> str:
+    cells, refusal = portability.cells(row), row.path.refusal
+    remedy = f"; remedy: {row.path.remedy}" if row.path.remedy else ""
+    texts = [*cells[:-1], f"{refusal}{remedy}" if refusal else cells[-1]]
     return f"<tr{' class=refused' if refusal else ''}>{''.join(f'<td>{_text(text)}</td>' for text in texts)}</tr>"
 
 
