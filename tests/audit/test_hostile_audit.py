@@ -41,3 +41,14 @@ def test_one_changed_value_is_no_mistake_of_all_columns(tmp_path: Path) -> None:
     assert found.said.startswith("1 of 8,192 values")
     assert "columns" not in found.said
     assert found.remedy == "copy the tensor from the parent"
+
+
+def test_without_a_config_its_layers_are_one_finding(tmp_path: Path) -> None:
+    """Scales are there; that no config says so is no lack of scales, and no finding of each layer."""
+    model = quantized(tmp_path, "fp8_dynamic")
+    (model / "config.json").unlink()
+    found = by_rule(model)
+    assert "NC009" in found
+    [one] = found["NC001"]
+    assert one.count == 14
+    assert "scale" not in f"{one.said} {one.remedy}"

@@ -38,7 +38,14 @@ def refused_layer(subject: Subject) -> Iterator[Finding]:
     Fix: what the message says; often the checkpoint is the sum of two saves and must be copied again.
     False alarm: a spelling that a newer engine reads and this toolkit does not know yet.
     """
-    for refusal in subject.found.layer_refusals:
+    refused = subject.found.layer_refusals
+    if subject.found.folder and subject.checkpoint.config is None and refused:
+        yield Finding(
+            f"{len(refused)} layers cannot be read without config.json", tensor=refused[0].module, count=len(refused),
+            remedy="restore config.json from the checkpoint's origin, then audit again",
+        )  # fmt: skip
+        return
+    for refusal in refused:
         yield _told(refusal, refusal.module)
 
 
