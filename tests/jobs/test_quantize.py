@@ -164,6 +164,18 @@ def test_groups_fall_back_and_say_so(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "ragged"]
 
 
+def test_experts_of_a_layer_take_one_group(tmp_path: Path) -> None:
+    """Engines run the experts of a layer under one scheme: where 128 does not divide the narrow side of down_proj, gate
+    and up take its groups too, and layers beside the experts keep theirs."""
+    model = toys.moe(tmp_path / "model", "qwen3_moe", hidden=128, inner=64)
+    settled = plan(model, tmp_path / "out", "w4a16")
+    groups = {(unit.role, unit.how.scheme.group) for unit in settled.units}
+    assert groups == {("expert", 64), ("attention", 128)}
+    assert {text.partition(": ")[2] for text in settled.fallbacks} == {
+        "groups of 64, because 128 does not divide 64 columns"
+    }
+
+
 def test_a_scale_rule_changes_the_bytes_and_is_recorded(tmp_path: Path) -> None:
     model = toys.llama(tmp_path / "model")
     quantize(model, tmp_path / "a", preset="mxfp4a16")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from narrowcast.model.fused import fused_groups
 from narrowcast.model.keeping import keep_flags
 from narrowcast.model.modules import Module
 from narrowcast.model.resolve import Assignment, Target
+from narrowcast.model.roles import Role
 from narrowcast.numbers.formats import FP32, Format, formats
 from narrowcast.store.dtypes import DTYPES
 from narrowcast.store.safetensors import Entry, matrix_shape
@@ -72,12 +74,8 @@ class Builder:
         self.carried: set[str] = set()  # modules that keep their scheme, which no pattern is asked about
         # (scheme, multiple, axis) to (module, size)
         self.indivisible: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
-        self.replaced: dict[
-            str, list[Copy]
-        ] = {}  # source tensors that are not copied whole, with what replaces them
-        self.widths: tuple[
-            int, ...
-        ] = ()  # of all matrices that are to be quantized, for a container of one group size
+        self.replaced: dict[str, list[Copy]] = {}  # source tensors that are not copied whole
+        self.widths: tuple[int, ...] = ()  # of all that is quantized, for containers of one group size
         self.values: dict[Path, list[tuple[str, Array]]] = {}
         self.left_out: dict[str, list[str]] = {}  # piece to modules
 
@@ -85,7 +83,7 @@ class Builder:
         """Quantize a module to a recipe's target."""
         module = assignment.module
         for name, source, dtype in self._matrices(module):
-            linear = self._linear(target, name, source.shape[1])
+            linear = self._linear(target, name, self._together(module, source.shape[1]))
             if target.rule is not None:
                 linear = replace(linear, weight=under_rule(linear.weight, target.rule))
             self._unit(name, source, module, linear, dtype)
@@ -249,8 +247,26 @@ class Builder:
                 else "choose another container: compressed-tensors and plain hold every width",
             )  # fmt: skip
 
-    def _linear(self, target: Target, name: str, k: int) -> LinearScheme:
-        """The linear scheme for a layer of width k: group 128 falls back to 64, then 32, and says so."""
+    def _together(self, module: Module, k: int) -> tuple[int, ...]:
+        """The widths that must have one group: of everything where the container has one, of a layer's experts, which
+        engines run under one scheme, or of the matrix alone."""
+        if self.container.one_group and self.widths:
+            return self.widths
+        if module.role is not Role.EXPERT:
+            return (k,)
+        return tuple(self._experts[module.name.partition(".experts")[0]])
+
+    @cached_property
+    def _experts(self) -> dict[str, dict[int, None]]:
+        """The widths of each layer's routed experts."""
+        found: dict[str, dict[int, None]] = {}
+        for module in self.modules:
+            if module.role is Role.EXPERT:
+                found.setdefault(module.name.partition(".experts")[0], {})[module.out_in[1]] = None
+        return found
+
+    def _linear(self, target: Target, name: str, widths: tuple[int, ...]) -> LinearScheme:
+        """The linear scheme for matrices of these widths: group 128 falls back to 64, then 32, and says so."""
         if target.kind == "scheme":
             return LinearScheme(schemes[target.name])
         preset = presets[target.name]
@@ -260,7 +276,6 @@ class Builder:
                 remedy=f"use {preset.nearest}, the nearest preset without calibration",
             )  # fmt: skip
         group = preset.linear.weight.group
-        widths = self.widths if self.container.one_group and self.widths else (k,)
         if (
             group not in (64, 128)
             or not any(w % group for w in widths)
@@ -269,12 +284,12 @@ class Builder:
             return preset.linear
         for smaller in (64, 32):
             if smaller < group and not any(w % smaller for w in widths):
+                odd = next(w for w in widths if w % group)
                 if self.strict:
                     raise UsageError(
-                        f"{name} has {k} columns, which groups of {group} do not divide",
+                        f"{name} has {odd} columns, which groups of {group} do not divide",
                         remedy=f"without --strict this layer takes groups of {smaller}",
                     )  # fmt: skip
-                odd = next(w for w in widths if w % group)
                 self.fallbacks.append(
                     f"{name}: groups of {smaller}, because {group} does not divide {odd} columns"
                 )
