@@ -25,6 +25,7 @@ from narrowcast.report.tables import paragraph
 
 _FOLDER = Path(audit.__file__).parent
 _HEAD = re.compile(r'^@rule\(.*?^    """.*?"""', re.MULTILINE | re.DOTALL)  # decorator, signature, docstring
+_WORD = re.compile(r"[a-z][a-z'-]*[,;:]?$")  # no name: vLLM, k_scale and config.json stay as they are
 _SECTION = re.compile(rf"^({'|'.join(SECTIONS)})\s*", re.MULTILINE)
 
 
@@ -52,8 +53,7 @@ class Row:
         _, *parts = _SECTION.split(self.text)
         texts = [" ".join(text.replace("``", "`").split()) for text in parts[1::2]]
         return {
-            title.removesuffix(":"): text[:1].upper() + text[1:]
-            for title, text in zip(parts[::2], texts, strict=True)
+            title.removesuffix(":"): _capitalized(text) for title, text in zip(parts[::2], texts, strict=True)
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -62,6 +62,11 @@ class Row:
             "code": self.code, "name": self.name, "family": self.family, "severity": self.severity,
             "scope": self.scope, "reads": self.reads, "title": self.title, **texts,
         }  # fmt: skip
+
+
+def _capitalized(text: str) -> str:
+    """A text that begins a paragraph."""
+    return text[:1].upper() + text[1:] if _WORD.match(text.partition(" ")[0]) else text
 
 
 @cache
