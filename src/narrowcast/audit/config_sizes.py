@@ -2,6 +2,7 @@
 
     column   each rank has N / tp rows         q, k, v, gate, up        whole blocks of rows
     row      each rank has K / tp columns      o, down                  whole blocks and groups of columns
+    heads    heads % tp = 0                    attention                and kv % tp = 0, or tp % kv = 0 and copies
 
 Matrices that are fused are split one by one: gate and up of 320 rows are 640 together, which is five blocks of 128,
 and neither is a number of blocks.
@@ -24,6 +25,7 @@ _ROW = frozenset({"o_proj", "down_proj", "w2", "wo", "out_proj", "dense_4h_to_h"
 _WHOLE = frozenset(
     {"q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv_a_with_mqa", "wkv", "wgate", "weights_proj"}
 )
+MOST_RANKS = 16  # sizes that a finding offers
 _SURE = frozenset({"attention", "mlp", "expert", "shared_expert"})
 
 
@@ -58,12 +60,14 @@ def cut_tiles(subject: Subject) -> Iterator[Finding]:
     """A matrix's rows or columns are no multiple of its blocks or groups.
 
     What: The last block or group of a layer is cut off at the edge of the matrix.
-    Why: vLLM takes a cut block only at the end of a fused layer and on one rank, so not in gate_proj; SGLang nowhere in
-    one; transformers reads whole blocks only. Groups must divide K everywhere but in the toolkits that wrote them.
+    Why: vLLM takes a cut block only at the end of a fused layer and on one rank, so not in gate_proj; in its own fp8
+    container it takes it there too, and applies scales to the rows of neighbours without a word. SGLang takes it
+    nowhere in a fused layer; transformers reads whole blocks only. Groups must divide K everywhere but in the toolkits
+    that wrote them.
     Fix: Quantize with a smaller block or group, or per channel.
     False alarm: It is an error only where the engine that was asked for (--for) refuses it.
     """
-    from narrowcast.hardware.tensor_parallel import partial_tiles, tp_problems
+    from narrowcast.hardware.tensor_parallel import misplaces, partial_tiles, tp_problems
 
     for name, coded, fused, last in _layers(subject):
         linear = coded.stored.linear
@@ -76,8 +80,13 @@ def cut_tiles(subject: Subject) -> Iterator[Finding]:
             refused = tp_problems(
                 subject.engine, container, linear, coded.shape, 1, split, fused=fused, last=last
             )
+        does = ""
+        if subject.engine is not None and refused:
+            joined = fused and subject.quantized[name].role != "expert"
+            wrong = misplaces(subject.engine, str(subject.container), linear, joined)
+            does = f"; {subject.engine} " + ("applies scales to other rows" if wrong else "refuses it")
         yield Finding(
-            f"{cut}: tiles are cut off at the edge" + (f"; {subject.engine} refuses it" if refused else ""),
+            f"{cut}: tiles are cut off at the edge{does}",
             severity="error" if refused else None, tensor=name, got=f"{coded.shape[0]}x{coded.shape[1]}",
             wanted=f"whole tiles of {coded.how.scheme.name}" + (f": {refused}" if refused else ""),
             remedy="quantize with a smaller block or group, or per channel", count=_alike(subject, name),
@@ -113,7 +122,9 @@ def ranks_cut_tiles(subject: Subject) -> Iterator[Finding]:
         said = problems[subject.tp]
         if said is None:
             continue
-        sizes = [tp for tp, problem in problems.items() if problem is None]
+        sizes = [
+            tp for tp, problem in problems.items() if problem is None and _heads_apart(subject, tp) is None
+        ]
         yield Finding(
             f"{said}, with {subject.tp} ranks", tensor=name, got=f"{coded.shape[0]}x{coded.shape[1]}, split by {split}",
             wanted=f"--tp {' or '.join(map(str, sizes))}" if sizes else "another block: no size keeps it whole",
@@ -127,3 +138,35 @@ def _ranks(subject: Subject, name: str, tp: int) -> int:
     heads = text_config(subject.config).get("num_key_value_heads")
     shared = name.rpartition(".")[2] in ("k_proj", "v_proj", "wk", "wv")
     return min(tp, heads) if shared and isinstance(heads, int) and heads > 0 else tp
+
+
+@rule("NC562", "error")
+def ranks_cut_heads(subject: Subject) -> Iterator[Finding]:
+    """A tensor-parallel size does not divide the attention heads.
+
+    What: With the size that was asked for (--tp), ranks would share a head: num_attention_heads is no multiple of it,
+    or num_key_value_heads neither a multiple nor a divisor of it.
+    Why: vLLM refuses ("Total number of attention heads must be divisible by tensor parallel size"), or stops with an
+    assertion, as SGLang does; whatever the quantization.
+    Fix: Choose one of the sizes that the finding gives, or run copies of the model (data parallelism).
+    False alarm: Attention that is not split (SGLang's --enable-dp-attention), or an engine that copies heads.
+    """
+    said = _heads_apart(subject, subject.tp)
+    if said is not None and subject.engine != "transformers":
+        sizes = [tp for tp in range(1, MOST_RANKS + 1) if _heads_apart(subject, tp) is None]
+        yield Finding(
+            said, tensor="config.json", got=f"--tp {subject.tp}", wanted=f"--tp {' or '.join(map(str, sizes))}",
+            remedy="choose another --tp, or run copies of the model", facts={"sizes": sizes},
+        )  # fmt: skip
+
+
+def _heads_apart(subject: Subject, tp: int) -> str | None:
+    """Which heads ``tp`` ranks cannot share, or None."""
+    text = text_config(subject.config)
+    heads, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    if isinstance(heads, int) and heads > 0 and heads % tp:
+        return f"{tp} ranks cannot share {heads} attention heads"
+    latent = "kv_lora_rank" in text  # one latent head, which every rank has whole
+    if isinstance(kv, int) and kv > 0 and not latent and kv % tp and tp % kv:
+        return f"{tp} ranks cannot share {kv} heads of keys and values"
+    return None

@@ -156,6 +156,17 @@ def split_evenly(folder: Path) -> Ask:
     return Ask(blocks(folder, 512, 512), {"engine": "vllm", "tp": 2})
 
 
+def heads(folder: Path) -> Ask:
+    """Four heads and two of keys and values do not share out to three ranks."""
+    expect = {"tensor": "config.json", "got": "--tp 3", "facts": {"sizes": [1, 2, 4]}}
+    return Ask(parent(folder), {"engine": "vllm", "tp": 3}, expect)
+
+
+def heads_copied(folder: Path) -> Ask:
+    """Four ranks have one head each, and two of them the same keys and values."""
+    return Ask(parent(folder), {"engine": "vllm", "tp": 4})
+
+
 CASES = {
     "NC530": Case(disagreeing, agreeing),
     "NC531": Case(stray, gptq_as_it_is),
@@ -170,4 +181,5 @@ CASES = {
     "NC552": Case(other_dtype, same_dtype),
     "NC560": Case(cut, whole),
     "NC561": Case(split, split_evenly),
+    "NC562": Case(heads, heads_copied),
 }
