@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from narrowcast.hardware.tensor_parallel import partial_tiles, tp_problems
+from narrowcast.hardware.tensor_parallel import misplaces, partial_tiles, tp_problems
 from narrowcast.tensors.presets import presets
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -42,6 +42,28 @@ def test_gate_and_up_are_split_one_by_one() -> None:
     assert tp_problems("vllm", "fp8", BLOCK, (320, 4096), 1, "column", fused=True) is None
     assert tp_problems("sglang", "fp8", BLOCK, (320, 4096), 1, "column", fused=True) is not None
     assert tp_problems("vllm", "fp8", BLOCK, (320, 4096), 2, "column", fused=True) is not None
+
+
+@pytest.mark.parametrize(
+    "sizes", [(576, 192, 192), (512, 192, 192), (512, 128, 192), (512, 64, 64), (320, 320)]
+)
+def test_scales_of_a_fused_layer_fall_on_other_rows(sizes: tuple[int, ...]) -> None:
+    """vLLM's loader for its own fp8 container, written down: one grid for all rows, each member's scales from the block
+    on that the rows before it end in. What is refused elsewhere is what goes wrong here."""
+    grid: dict[int, tuple[int, int]] = {}
+    right, start = [], 0
+    for member, size in enumerate(sizes):
+        grid |= {-(-start // 128) + block: (member, block) for block in range(-(-size // 128))}
+        right += [(start + row, (member, row // 128)) for row in range(size)]
+        start += size
+    wrong = any(grid.get(row // 128) != scale for row, scale in right)
+    told = [
+        tp_problems("vllm", "fp8", BLOCK, (n, 4096), 1, "column", fused=True, last=i + 1 == len(sizes))
+        for i, n in enumerate(sizes)
+    ]
+    assert wrong is any(told)
+    assert misplaces("vllm", "fp8", BLOCK, True)
+    assert not misplaces("vllm", "compressed-tensors", BLOCK, True)  # where it stops instead
 
 
 CASES = [

@@ -176,6 +176,16 @@ def test_experts_of_a_layer_take_one_group(tmp_path: Path) -> None:
     }
 
 
+def test_a_block_cut_inside_a_fused_layer_is_loaded_by_no_engine(tmp_path: Path) -> None:
+    """k has 64 rows before v: vLLM stops at them in compressed-tensors and mixes up scales in its own fp8."""
+    narrow = toys.llama(tmp_path / "narrow", inner=256)
+    whole = toys.llama(tmp_path / "whole", hidden=512, inner=512)
+    for container in ("compressed-tensors", "fp8"):
+        cut, fits = (plan(m, tmp_path / "out", "fp8_block", container=container) for m in (narrow, whole))
+        assert not {"vllm", "sglang"} & set(cut.engines)
+        assert {"vllm", "sglang"} <= set(fits.engines)
+
+
 def test_a_scale_rule_changes_the_bytes_and_is_recorded(tmp_path: Path) -> None:
     model = toys.llama(tmp_path / "model")
     quantize(model, tmp_path / "a", preset="mxfp4a16")

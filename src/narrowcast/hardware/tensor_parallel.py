@@ -8,7 +8,12 @@ A column-parallel layer gives each rank N / tp rows of its weight, a row-paralle
 Matrices that are loaded as one layer are split one by one: of gate and up with 320 rows each, the 640 together are
 five blocks of 128 and neither of them is a number of blocks. Marlin's tiles break nothing in vLLM, which pads them.
 
-Source: vLLM 0.32 (validate_fp8_block_shape, kernels/linear), SGLang 0.5.23 (fp8.py). Left out: heads, which the model
+vLLM does not check this of a fused layer in its own fp8 container. It loads q, k and v of 576, 192 and 192 rows into
+one grid of 128x128, and k's scales, counted from row 576 on, are applied from row 640 on: 3 to 13 dB are left of k in
+SmolLM2-135M, and log-probabilities are a nat away. That counts as refused here, under another word.
+
+Source: vLLM 0.32 (validate_fp8_block_shape, allow_fp8_block_shape_mismatch, adjust_block_scale_shard, kernels/linear;
+run on a CPU), SGLang 0.5.23 (fp8.py). Left out: heads, which the model
 decides, and expert parallelism, which splits no matrix.
 """
 
@@ -99,6 +104,12 @@ def tp_problems(
         if columns % 128:
             return f"K = {columns} of a rank is not a multiple of 128, which FP8_PB_WO asks for"
     return _no_kernel(engine, container, linear, shape, tp, split)
+
+
+def misplaces(engine: str, container: str, linear: LinearScheme, fused: bool) -> bool:
+    """Whether the engine loads what ``tp_problems`` tells of cut blocks, and applies scales to rows of their
+    neighbours: vLLM, which checks no fused layer whose config has a weight_block_size."""
+    return fused and (engine, container) == ("vllm", "fp8") and linear.weight.inner.tile[0] > 1
 
 
 def partial_tiles(linear: LinearScheme, shape: tuple[int, int]) -> str | None:

@@ -14,8 +14,10 @@ import numpy as np
 from narrowcast._version import __version__
 from narrowcast.containers.spelling import Array, Place, Spelling
 from narrowcast.hardware.engines import ENGINES, readers
+from narrowcast.hardware.tensor_parallel import tp_problems
 from narrowcast.jobs.coded import Coded
 from narrowcast.jobs.stream import Floats, Slice, Workers
+from narrowcast.model.fused import fused_groups
 from narrowcast.model.modules import Module
 from narrowcast.model.recipe import Recipe
 from narrowcast.model.resolve import Resolved
@@ -143,12 +145,24 @@ class Plan:
 
     @cached_property
     def engines(self) -> tuple[str, ...]:
-        """Engines that load every matrix of the plan on some GPU."""
-        kinds = {(u.linear, u.source.shape, u.how.format, u.role == "expert") for u in self.units}
+        """Engines that load every matrix of the plan on some GPU, also where they fuse it with its siblings."""
+        groups = [names for names in fused_groups(u.module for u in self.units) if len(names) > 1]
+        last = {name: name == names[-1] for names in groups for name in names}
+        kinds = {
+            (u.linear, u.source.shape, u.how.format, u.role == "expert", last.get(u.module))
+            for u in self.units
+        }
         common = set(ENGINES) if kinds else set()
-        for linear, shape, word, experts in kinds:
+        for linear, shape, word, experts, at_end in kinds:
             common &= set(readers(self.container, linear, shape=shape, format=word, experts=experts))
+            if linear is not None and at_end is not None:
+                common = {name for name in common if not self._cut_inside(name, linear, shape, at_end)}
         return tuple(sorted(common))
+
+    def _cut_inside(self, engine: str, linear: LinearScheme, shape: tuple[int, int], last: bool) -> bool:
+        """Whether a block or word is cut off inside a fused layer, which the engine does not take."""
+        said = tp_problems(engine, self.container, linear, shape, 1, "column", fused=True, last=last)
+        return said is not None
 
     @property
     def peak_memory(self) -> int:
