@@ -19,6 +19,7 @@ from narrowcast._version import __version__
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.opening import Found, open_anyway
 from narrowcast.audit.run import Audit, audit
+from narrowcast.containers import containers
 from narrowcast.errors import InputError, UsageError
 from narrowcast.jobs.plan import source_identity
 from narrowcast.jobs.stream import ProgressFactory, Silent
@@ -32,6 +33,7 @@ from narrowcast.store.output import Output
 from narrowcast.store.places import check_absent, check_place, place
 from narrowcast.store.safetensors import Reader
 from narrowcast.store.writer import Spec, Writer, layout
+from narrowcast.tensors.presets import presets
 
 COPY_BYTES = 4 << 20
 Mend = Callable[[Draft, Asked], Iterator[Mended]]
@@ -93,6 +95,10 @@ def repair(
     for name in only:
         if name not in names:
             raise UsageError("no such repair", got=name, wanted=", ".join(sorted(names)))
+    if container is not None:
+        containers[container]  # raises for a name that does not exist, also where nothing needs it
+    if preset is not None:
+        presets[preset]
     target = place(out)
     check_place(target, Path(model))
     check_absent(target)
@@ -139,7 +145,9 @@ def index(draft: Draft) -> Iterator[Mended]:
                 got=f"{kept} and {other}", remedy="remove the one that is stale, then repair again",
             )  # fmt: skip
         draft.rewritten.add(shard)
-    yield Mended("index", "the index is written anew from the shards", tuple(found.doubled) or ("all tensors",))
+    yield Mended(
+        "index", "the index is written anew from the shards", tuple(found.doubled) or ("all tensors",)
+    )
 
 
 def _refuse_lost(found: Found) -> None:
