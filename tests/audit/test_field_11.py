@@ -8,6 +8,7 @@ import pytest
 
 import narrowcast
 import toys
+from audit.editing import edit_config
 from narrowcast.audit.run import audit
 
 SIZES = [1, 2, 4, 8, 16, 32]
@@ -19,6 +20,9 @@ def one_layer(folder: Path, inner: int) -> Path:
     shapes = {"model.embed_tokens.weight": (64, 128), f"{at}.down_proj.weight": (128, inner)}
     shapes |= {f"{at}.{name}_proj.weight": (inner, 128) for name in ("gate", "up")}
     toys.write(folder / "parent", toys.weights(shapes), toys.llama_config(hidden=128, inner=inner, layers=1))
+    edit_config(
+        folder / "parent", lambda config: config.update(num_attention_heads=32)
+    )  # for any of the sizes
     narrowcast.quantize(folder / "parent", folder / "child", "fp8_block", container="fp8")
     return folder / "child"
 

@@ -20,3 +20,9 @@ KNOWN: dict[str, dict[str, str]] = {}
 def test_upstream_fixture(name: str) -> None:
     found = {one.rule: one for one in audit(UPSTREAM / name).findings if one.severity != "info"}
     assert set(found) == set(KNOWN.get(name, {})), list(found.values())
+
+
+@pytest.mark.parametrize("name", ["bf16", "q8_0"])
+def test_gguf(name: str) -> None:
+    """A container that is named after its quantized types holds plain models as well."""
+    assert audit(UPSTREAM.with_name("gguf_upstream") / "llama" / f"{name}.gguf", select=["NC5"]).passed

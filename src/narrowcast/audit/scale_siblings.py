@@ -52,10 +52,13 @@ def _finding(
     group, values = siblings
     least = min(group, key=lambda name: values[name])
     leaves = [name.rpartition(".")[2] for name in group]
-    got = ", ".join(f"{leaf} {values[name]:.6g}" for leaf, name in zip(leaves, group, strict=True))
+    tensor = tensor_of(subject, least, piece)
+    divides = tensor.endswith("weight_global_scale")  # told as the file has it
+    stored = [1 / values[name] if divides else values[name] for name in group]
+    got = ", ".join(f"{leaf} {value:.6g}" for leaf, value in zip(leaves, stored, strict=True))
     ratio = max(values.values()) / values[least]
     return Finding(
-        said.format(ratio=ratio), tensor=tensor_of(subject, least, piece), got=got, count=len(group),
+        said.format(ratio=ratio), tensor=tensor, got=got, count=len(group),
         wanted=f"one scale for {', '.join(leaves)}", facts={"ratio": ratio, "siblings": list(group)},
     )  # fmt: skip
 

@@ -98,11 +98,12 @@ def _implausible(subject: Subject, one: Summary) -> Finding | None:
 
 def _reciprocal(tensor: str, amax: float, stored: float, turned: float) -> Finding:
     likely = LIKELY[0] <= turned <= LIKELY[1]
+    either = ": a divisor is weight_global_scale, a multiplier weight_scale_2"
+    kind = either if tensor.endswith((_MULTIPLIER, _DIVISOR)) else ""
     return Finding(
         f"decoded amax {short(amax)}, implausible" + (f"; of the reciprocal it is {turned:.3g}" if likely else ""),
         tensor=tensor, got=f"{stored:.7g}", wanted=f"{1 / stored:.7g}" if likely else f"an amax below {SUSPICIOUS:g}",
-        remedy="store the reciprocal: a divisor is weight_global_scale, a multiplier weight_scale_2"
-        if likely else "quantize the layer again from the parent",
+        remedy=f"store the reciprocal{kind}" if likely else "quantize the layer again from the parent",
         severity="error" if amax > IMPLAUSIBLE else "warning", facts={"amax": amax, "amax_of_reciprocal": turned},
     )  # fmt: skip
 

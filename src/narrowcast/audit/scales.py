@@ -52,7 +52,7 @@ def nonfinite_scale(matrix: Matrix) -> Iterator[Finding]:
         return
     bad = ~np.isfinite(matrix.scale_values)
     if bad.any():
-        yield _of(matrix, bad, "{n} scales are not finite", "a finite positive scale")
+        yield _of(matrix, bad, "scales that are not finite: {n}", "a finite positive scale")
 
 
 @rule("NC111", "error", scope="matrix", reads="codes")

@@ -1,7 +1,7 @@
 """The page of ``narrowcast audit``: what is wrong, worst first, each rule once.
 
     NC110 nonfinite-scale: A scale is NaN or infinite (32 findings)
-      1 scales are not finite; wanted a finite positive scale
+      scales that are not finite: 1; wanted a finite positive scale
       model.layers.{0-31}.mlp.up_proj.weight_scale [3, 1]: got 0x7F
       remedy: ...
 
