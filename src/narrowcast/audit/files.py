@@ -15,7 +15,7 @@ import numpy as np
 
 from narrowcast.audit import files_beside, files_json  # noqa: F401 - their rules are of this family
 from narrowcast.audit.findings import Finding
-from narrowcast.audit.found import Refusal
+from narrowcast.audit.found import Refusal, module_of
 from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
 from narrowcast.errors import NarrowcastError
@@ -39,10 +39,12 @@ def refused_layer(subject: Subject) -> Iterator[Finding]:
     False alarm: a spelling that a newer engine reads and this toolkit does not know yet.
     """
     refused = subject.found.layer_refusals
-    if subject.found.folder and subject.checkpoint.config is None and refused:
+    if subject.checkpoint.config is None and refused:
+        layers, folder = len({module_of(name) for name in subject.found.set_aside}), subject.found.folder
         yield Finding(
-            f"{len(refused)} layers cannot be read without config.json", tensor=refused[0].module, count=len(refused),
-            remedy="restore config.json from the checkpoint's origin, then audit again",
+            f"{layers} layers cannot be read without config.json", tensor=refused[0].module, count=layers,
+            remedy="restore config.json from the checkpoint's origin, then audit again" if folder
+            else "audit the directory that has it",
         )  # fmt: skip
         return
     for refusal in refused:
@@ -185,7 +187,7 @@ def unlisted_tensor(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             f"the shard has {len(names)} tensors that the index does not list", tensor=shard, count=len(names),
             got=some(names, 3), wanted="a line in weight_map for each", repair="index",
-            remedy="narrowcast repair MODEL OUT",
+            remedy="`narrowcast repair MODEL OUT`",
         )  # fmt: skip
 
 
@@ -207,7 +209,7 @@ def wrong_shard(subject: Subject) -> Iterator[Finding]:
     for (said, real), names in off.items():
         yield Finding(
             f"{len(names)} tensors lie in another shard than the index says", tensor=said, count=len(names),
-            got=f"{some(names, 3)} in {real}", wanted=said, repair="index", remedy="narrowcast repair MODEL OUT",
+            got=f"{some(names, 3)} in {real}", wanted=said, repair="index", remedy="`narrowcast repair MODEL OUT`",
         )  # fmt: skip
 
 
@@ -228,7 +230,7 @@ def index_size(subject: Subject) -> Iterator[Finding]:
     if int(size) != real:
         yield Finding(
             "total_size of the index is not what the tensors take", tensor=subject.found.index_name,
-            got=f"{int(size)} bytes", wanted=f"{real} bytes", repair="index", remedy="narrowcast repair MODEL OUT",
+            got=f"{int(size)} bytes", wanted=f"{real} bytes", repair="index", remedy="`narrowcast repair MODEL OUT`",
         )  # fmt: skip
 
 
@@ -258,7 +260,7 @@ def no_index(subject: Subject) -> Iterator[Finding]:
     yield Finding(
         said, tensor=names[0], got=some(names, 3), wanted=INDEX if len(names) > 1 else "model.safetensors or an index",
         repair="index" if one_save else None, count=len(names),
-        remedy="narrowcast repair MODEL OUT" if one_save else "move the files that are not the model's away",
+        remedy="`narrowcast repair MODEL OUT`" if one_save else "move the files that are not the model's away",
     )  # fmt: skip
 
 
