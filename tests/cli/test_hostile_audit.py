@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,11 @@ def test_repair_knows_its_names(cli: Cli, tmp_path: Path, option: str) -> None:
     page = cli("repair", quantized(tmp_path, "fp8_dynamic"), tmp_path / "out", option, "fp8_blck")
     assert page.code == 2
     assert "unknown" in page.err
+
+
+def test_doctor_without_standard_input() -> None:
+    """A closed standard input is an empty log, and no error of Python."""
+    command = [sys.executable, "-m", "narrowcast", "doctor", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=lambda: os.close(0))
+    assert done.returncode == 3
+    assert "nothing but empty lines" in done.stderr

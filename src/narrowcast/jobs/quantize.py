@@ -226,7 +226,7 @@ def run(plan: Plan, *, resume: bool = False, progress: ProgressFactory | None = 
             lost = isinstance(error, (NonFiniteError, RangeError, CheckFailed, SourceChanged, UsageError))
             output.abort(keep=not lost)
             if not lost:
-                _tell_of_resuming(error)
+                tell_of_resuming(error)
             raise
     found = losses(plan, plan.parent, plan.place) if plan.parent is not None and rounded_again(plan) else {}
     work.seconds["total"] = time.perf_counter() - started
@@ -264,7 +264,7 @@ def _check_unchanged(plan: Plan, checkpoint: Checkpoint) -> None:
         )
 
 
-def _tell_of_resuming(error: BaseException) -> None:
+def tell_of_resuming(error: BaseException) -> None:
     """Raise the same error with the way to go on; errors that have no remedy to show are left alone."""
     advice = "--resume goes on from what is finished"
     if isinstance(error, NarrowcastError):

@@ -22,6 +22,7 @@ from narrowcast.audit.run import Audit, audit
 from narrowcast.containers import containers
 from narrowcast.errors import InputError, UsageError
 from narrowcast.jobs.plan import source_identity
+from narrowcast.jobs.quantize import tell_of_resuming
 from narrowcast.jobs.stream import ProgressFactory, Silent
 from narrowcast.repair.caches import kv_names, unity_kv
 from narrowcast.repair.configs import Asked, rebuild
@@ -51,7 +52,8 @@ ALIASES = {"ignore": "config"}  # findings tell them apart, the mend is one
 @dataclass(frozen=True)
 class Repaired:
     """What came of a repair: what was mended, what could not be, and what an audit of the result (of the source, for
-    a dry run or where nothing was mended) still finds."""
+    a dry run or where nothing was mended) still finds. ``left_out`` are weights in other formats beside
+    the shards, which are the old ones and not copied."""
 
     model: str
     out: Path | None
@@ -59,6 +61,7 @@ class Repaired:
     unmended: tuple[str, ...]
     left: tuple[Finding, ...]
     dry_run: bool
+    left_out: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -69,7 +72,8 @@ class Repaired:
         return {
             "model": self.model, "out": str(self.out) if self.out else None, "dry_run": self.dry_run,
             "passed": self.passed, "mended": [one.to_json() for one in self.mended],
-            "unmended": list(self.unmended), "left": [one.to_json() for one in self.left],
+            "unmended": list(self.unmended), "left_out": list(self.left_out),
+            "left": [one.to_json() for one in self.left],
         }  # fmt: skip
 
 
@@ -95,6 +99,10 @@ def repair(
     for name in only:
         if name not in names:
             raise UsageError("no such repair", got=name, wanted=", ".join(sorted(names)))
+    if "unity_kv" in only and not unity:
+        raise UsageError(
+            "scales of 1.0 are written only where that is said", remedy="--unity-kv (unity=True) says it"
+        )
     if container is not None:
         containers[container]  # raises for a name that does not exist, also where nothing needs it
     if preset is not None:
@@ -115,8 +123,9 @@ def repair(
         _write(draft, target, resume, progress)
     after = audit(target, quick=True)
     return Repaired(
-        str(model), Path(out), tuple(draft.mended), tuple(draft.unmended), tuple(after.open_findings), False
-    )
+        str(model), Path(out), tuple(draft.mended), tuple(draft.unmended), tuple(after.open_findings), False,
+        tuple(map(str, found.checkpoint.foreign_weights)),
+    )  # fmt: skip
 
 
 def _wanted(before: Audit, only: Sequence[str], unity: bool) -> list[str]:
@@ -191,18 +200,22 @@ def _write(draft: Draft, target: Path, resume: bool, progress: ProgressFactory) 
     }
     bar = progress(sum(sizes.values()), "writing")
     with Output.begin(target, job, forecast=forecast, resume=resume, source=checkpoint.root) as output:
-        for shard, plan in plans.items():
-            if draft.changes(shard):
-                _rewrite(draft, output, shard, plan)
-            else:
-                output.copy(shard, shard.name)
-            bar.advance(sizes[shard])
-        for name in sides:
-            output.copy(checkpoint.root / name, name)
-        for beside, content in draft.beside.items():
-            if content is not None:
-                output.put(beside, content)
-        output.commit(draft.config)
+        try:
+            for shard, plan in plans.items():
+                if draft.changes(shard):
+                    _rewrite(draft, output, shard, plan)
+                else:
+                    output.copy(shard, shard.name)
+                bar.advance(sizes[shard])
+            for name in sides:
+                output.copy(checkpoint.root / name, name)
+            for beside, content in draft.beside.items():
+                if content is not None:
+                    output.put(beside, content)
+            output.commit(draft.config)
+        except BaseException as error:
+            tell_of_resuming(error)
+            raise
     bar.done()
 
 

@@ -21,6 +21,9 @@ def repair_page(done: Repaired) -> list[str]:
         lines += [part for text in _changes(repair, changes) for part in hanging(text)]
     lines = lines if done.mended or done.unmended else lines[:1]
     lines += [part for text in done.unmended for part in hanging(f"not mended: {text}")]
+    lines += [
+        part for name in done.left_out for part in hanging(f"not copied: {name}: weights in another format")
+    ]
     lines += ["", *_left(done)] if done.left else []
     return [*lines, *hanging(_end(done))]
 
