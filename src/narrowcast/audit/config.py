@@ -20,13 +20,15 @@ from narrowcast.audit import (
     config_patterns,
     config_sizes,
 )
-from narrowcast.audit.config_said import beside, method, promised, promises, source
+from narrowcast.audit.config_said import Layer, beside, method, promised, promises, source
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.opening import Refusal, module_of
 from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
 from narrowcast.containers.compressed_tensors.groups import Groups
 from narrowcast.errors import NarrowcastError
+from narrowcast.model.roles import Role
+from narrowcast.store.checkpoint import text_config
 
 __all__ = ["config_dtypes", "config_files", "config_fused", "config_keys", "config_patterns", "config_sizes"]
 
@@ -59,8 +61,11 @@ def quantized_and_not_said(subject: Subject) -> Iterator[Finding]:
 def plain_and_said_quantized(subject: Subject) -> Iterator[Finding]:
     """A layer is plain floats, and the config says that it is quantized.
 
-    What: An attention or MLP layer is stored as floats, the config quantizes it, and no ignore entry names it.
-    Why: The engine builds a quantized layer, finds no scales, and refuses or multiplies with uninitialized ones.
+    What: An attention or MLP layer, or an untied head, is stored as floats, the config quantizes it, and no ignore
+    entry names it.
+    Why: The engine builds a quantized layer, finds no scales, and refuses or multiplies with uninitialized ones. The
+    head of compressed-tensors is a Linear to transformers and none to vLLM, which leaves it wide; without --for that is
+    a warning.
     Fix: Add the layer to the ignore list (``narrowcast repair`` does), or quantize it.
     False alarm: A layer that the engine's model does not build, such as a draft head of a kind that is not known here.
     """
@@ -72,10 +77,12 @@ def plain_and_said_quantized(subject: Subject) -> Iterator[Finding]:
         or not any(layer.quantized for layer in subject.layers.values())
     ):
         return
-    for layer in layers:
+    heads = _heads(subject) if subject.engine in (None, "transformers") else []
+    for layer in [*layers, *heads]:
         if not layer.quantized and takes(layer.name):
             yield Finding(
                 "stored as plain floats, and the config quantizes it", tensor=layer.name, got="no scales",
+                severity="warning" if layer in heads and subject.engine is None else None,
                 wanted="codes and scales, or its name among the kept layers", repair="ignore",
                 remedy="`narrowcast repair` adds it to the ignore list",
             )  # fmt: skip
@@ -104,6 +111,16 @@ def leftover_config(subject: Subject) -> Iterator[Finding]:
         wanted="no quantization_config beside plain tensors", repair="config",
         remedy="`narrowcast repair` removes the block, or `narrowcast quantize` makes what it promises",
     )  # fmt: skip
+
+
+def _heads(subject: Subject) -> list[Layer]:
+    """Heads that are stored, where a config speaks of them by their class."""
+    if (
+        method(subject) != "compressed-tensors"
+        or text_config(subject.config).get("tie_word_embeddings") is True
+    ):
+        return []
+    return [layer for layer in subject.layers.values() if layer.role == Role.LM_HEAD]
 
 
 _WAYS = {

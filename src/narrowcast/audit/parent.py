@@ -22,6 +22,7 @@ from math import erf, isfinite, sqrt
 from narrowcast.audit import parent_channels, parent_model, parent_plain
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.pairs import FAR, SUSPECT, Pair, in_words
+from narrowcast.audit.parent_channels import moved
 from narrowcast.audit.rules import rule
 from narrowcast.numbers.formats import Format
 from narrowcast.tensors.metrics import half_steps
@@ -32,9 +33,6 @@ AGAIN = "quantize it again from the parent"
 TAIL = 16.0  # sigma at which a tile's amax lies when its elements are lost for a reason: normal rows end at 4
 GONE = 0.9  # the share of elements lost to underflow from which on nothing of a matrix is left
 ISOLATED = 2.0**-10  # the share of elements below which those beyond the bound are single ones
-COSTS = (
-    0.5  # dB from which on weights were moved, and not only rounded under scales that were rounded afterwards
-)
 WEIGHTY = 0.1  # the share of the noise that single elements must have
 
 
@@ -157,7 +155,7 @@ def clipped_by_the_scale(pair: Pair) -> Iterator[Finding]:
     Fix: quantize the layer again with scales from its amax.
     False alarm: none known; scales chosen by calibrated outputs clip less than they round.
     """
-    if pair.coded is None or not isfinite(pair.expected):
+    if pair.coded is None or pair.smoothed is not None or not isfinite(pair.expected):
         return
     allowed = pair.errors.signal * 10 ** (-pair.expected / 10)
     if pair.clipping > allowed and pair.gap > 1:
@@ -260,8 +258,8 @@ def not_rounded_to_nearest(pair: Pair) -> Iterator[Finding]:
     Fix: nothing is wrong.
     False alarm: the parent may also be another revision of the model, slightly trained on.
     """
-    share = pair.errors.beyond / max(pair.errors.elements, 1)
-    if pair.coded is not None and share > 0.01 and COSTS <= pair.gap < SUSPECT and pair.smoothed is None:
+    if moved(pair):
+        share = pair.errors.beyond / pair.errors.elements
         yield Finding(
             f"{share:.0%} of the elements are not rounded to nearest, {pair.gap:+.1f} dB beside it", tensor=pair.name,
             count=pair.errors.beyond, facts={"gap": pair.gap},

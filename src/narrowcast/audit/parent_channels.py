@@ -12,17 +12,23 @@ from math import isfinite
 
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.pair_smoothing import norms_before
-from narrowcast.audit.pairs import FAR, Channel, Pair, layer_of
+from narrowcast.audit.pairs import FAR, SUSPECT, Channel, Pair, layer_of
 from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
 
 CARRIES = 0.25  # of the mean signal of a channel, from which on its loss matters
-LOST = (
-    6.5  # dB of a channel below which it is lost: half its scale leaves 20 log10 2 = 6.0, twice its scale 0
-)
+LOST = 6.5  # dB, below which a channel is lost: half its scale leaves 20 log10 2 = 6.0, twice its scale 0
 GREAT = 0.25  # the share of a matrix's noise from which on one channel matters to the whole
+MOVED = 0.01  # the share of elements beyond rounding to nearest, from which on a method moved them
+MOVING = 0.5  # dB that this costs at least; scales that were rounded after the codes were made cost less
 COST = 3.0  # dB that outliers take from other columns, from which on it is said
 SHARED = 3  # layers that must share an outlier column
+
+
+def moved(pair: Pair) -> bool:
+    """Whether a method moved weights on purpose, as GPTQ and AutoRound do, and did not round each to nearest."""
+    beyond = pair.errors.beyond > MOVED * pair.errors.elements
+    return pair.coded is not None and pair.smoothed is None and beyond and MOVING <= pair.gap < SUSPECT
 
 
 def _bad(pair: Pair, channels: tuple[Channel, ...], count: int, median: float) -> list[Channel]:
@@ -37,13 +43,13 @@ def worst_channels(pair: Pair) -> Iterator[Finding]:
 
     What: a row or a column that carries its share of the signal has an SQNR 10 dB or more below the median
     channel's and below what the scheme keeps. It is a warning where that is below 6.5 dB, or where one channel has a
-    quarter of the noise of its matrix; else an information.
+    quarter of the noise of its matrix; else, and where weights were moved on purpose, an information.
     Why: the sum over a matrix hides it: one output in four thousand that is wrong costs nothing in dB, and the
     model computes with it in every token. A scale that is wrong for one row does this, and so does an outlier in
     a shared tile.
-    Fix: quantize the layer again; if it is an outlier's doing, use a finer scale. GPTQ does this to rows when it
-    sees fewer tokens than the layer has inputs: calibrate it with more.
-    False alarm: per-tensor integer scales on rows of very different size; then the finer scale is what helps.
+    Fix: quantize the layer again; if it is an outlier's doing, use a finer scale.
+    False alarm: GPTQ moves the weights of some channels to spare the outputs, the more the fewer tokens it saw; compare
+    outputs then. Per-tensor integer scales on rows of very different size; then the finer scale is what helps.
     """
     if pair.coded is None or pair.smoothed is not None or not pair.gap < FAR or not isfinite(pair.expected):
         return
@@ -56,7 +62,7 @@ def worst_channels(pair: Pair) -> Iterator[Finding]:
             yield Finding(
                 f"{what} {worst.index}{more}: {worst.sqnr:.1f} dB where the median {what} keeps {median:.1f} dB",
                 tensor=pair.name, at=(worst.index, 0) if what == "row" else (0, worst.index), count=len(found),
-                severity=None if worst.sqnr < LOST or worst.noise >= GREAT else "info",
+                severity=None if (worst.sqnr < LOST or worst.noise >= GREAT) and not moved(pair) else "info",
                 got=f"{worst.noise:.0%} of the noise of the matrix", remedy="quantize it again, or use a finer scale",
                 facts={what: worst.index, "sqnr": worst.sqnr, "median": median, "ratio": worst.ratio},
             )  # fmt: skip
