@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from narrowcast.audit import files_beside, files_json  # noqa: F401 - their rules are of this family
+from narrowcast.audit import files_beside, files_config, files_json  # noqa: F401 - their rules are of this family
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.found import Refusal, module_of
 from narrowcast.audit.rules import rule
