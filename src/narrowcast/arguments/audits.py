@@ -17,6 +17,7 @@ examples:
   narrowcast audit MODEL
   narrowcast audit MODEL --quick --for vllm --gpu H100 --tp 2
   narrowcast audit MODEL-NVFP4 --against MODEL --html audit.html
+  narrowcast audit MODEL-FP8 --kv-sample keys.npz
   narrowcast audit MODEL --select NC1,NC3 --ignore 'NC402=the head is FP8'
   narrowcast audit MODEL --settings audit.toml --sarif audit.sarif --json"""
 
@@ -57,6 +58,7 @@ def _audit_arguments(parser: argparse.ArgumentParser) -> None:
     add("--for", dest="engine", metavar="ENGINE", help="vllm, sglang, tensorrt-llm or transformers")
     add("--gpu", metavar="NAME", help="the GPU it shall run on: H100, B200, MI300X, ...")
     add("--tp", type=count, default=1, metavar="N", help="the tensor-parallel size it shall run with (1)")
+    add("--kv-sample", metavar="FILE", help="keys and values of a run: .npy, .npz, .safetensors (k, layers.3.v)")
     add("--quick", action="store_true", help="headers and scales only")
     for name, text in {
         "--select": "only these rules, comma-separated (repeatable)",

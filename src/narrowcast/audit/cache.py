@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from narrowcast.audit import cache_advice
+from narrowcast.audit import cache_advice, cache_sample
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
@@ -25,7 +25,7 @@ from narrowcast.containers.contents import CacheScale
 from narrowcast.containers.spelling import widened
 from narrowcast.store.checkpoint import text_config
 
-__all__ = ["cache_advice"]
+__all__ = ["cache_advice", "cache_sample"]
 
 CALIBRATE = "calibrate the cache with real text (llm-compressor's kv_cache_scheme, ModelOpt's FP8_KV_CFG)"
 _KEYS = re.compile(r"^(.*)\.(k_proj|kv_a_proj_with_mqa|qkv_proj|wkv|wk|Wqkv|query_key_value|c_attn)$")
@@ -66,7 +66,7 @@ def attentions(subject: Subject) -> list[str]:
     found = dict.fromkeys(match[1] for name in subject.layers if (match := _KEYS.match(name)) is not None)
     kept = []
     for name in found:
-        layer = _layer(name)
+        layer = layer_number(name)
         if _TOWER.search(name) or layer is None:
             continue
         if isinstance(hidden, int) and layer >= hidden:
@@ -77,12 +77,14 @@ def attentions(subject: Subject) -> list[str]:
     return kept
 
 
-def _layer(name: str) -> int | None:
+def layer_number(name: str) -> int | None:
+    """The number of the layer that a module is in."""
     match = _LAYER.search(f"{name}.")
     return int(match[1]) if match is not None else None
 
 
-def _numbers(subject: Subject, tensor: str) -> np.ndarray:
+def stored_numbers(subject: Subject, tensor: str) -> np.ndarray:
+    """A scale of the file as float32, flat."""
     entry = subject.checkpoint.entries[tensor]
     return widened(subject.checkpoint.array(tensor).reshape(-1), entry.dtype.name)
 
@@ -121,7 +123,7 @@ def unity_cache_scale(subject: Subject) -> Iterator[Finding]:
     False alarm: a scale of 1.0 that was measured to do, or was written by `narrowcast repair` when told to.
     """
     for tensor in _unique(subject):
-        values = _numbers(subject, tensor)
+        values = stored_numbers(subject, tensor)
         if values.size and bool((values == 1).all()):
             yield Finding(
                 "the KV cache scale is exactly 1.0",
@@ -202,14 +204,14 @@ def layers_without_cache_scales(subject: Subject) -> Iterator[Finding]:
     without = [name for name in layers if name not in given]
     nobody = [name for name in given if name not in layers and not _TOWER.search(name)]
     hidden = text_config(subject.config).get("num_hidden_layers")
-    nobody = [name for name in nobody if not isinstance(hidden, int) or (_layer(name) or 0) < hidden]
+    nobody = [name for name in nobody if not isinstance(hidden, int) or (layer_number(name) or 0) < hidden]
     if without:
-        numbers = ", ".join(str(_layer(name)) for name in without[:8])
+        numbers = ", ".join(str(layer_number(name)) for name in without[:8])
         more = f" and {len(without) - 8} more" if len(without) > 8 else ""
         yield Finding(
             f"{len(layers) - len(without)} of {len(layers)} attention layers have KV cache scales, "
             f"layers {numbers}{more} have none", tensor=without[0], count=len(without), remedy=CALIBRATE,
-            wanted="scales on every attention layer", facts={"layers": [_layer(name) for name in without]},
+            wanted="scales on every attention layer", facts={"layers": [layer_number(name) for name in without]},
         )  # fmt: skip
     if nobody:
         yield Finding(
@@ -269,7 +271,7 @@ def broken_cache_scale(subject: Subject) -> Iterator[Finding]:
     False alarm: none known.
     """
     for tensor in _unique(subject):
-        values = _numbers(subject, tensor)
+        values = stored_numbers(subject, tensor)
         bad = ~(np.isfinite(values) & (values > 0))
         if bad.any():
             yield Finding(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from narrowcast.audit.cache_sample import read_sample
 from narrowcast.audit.findings import SEVERITIES, Finding
 from narrowcast.audit.opening import module_of, open_anyway
 from narrowcast.audit.passes import float_pass, matrix_pass, pair_pass
@@ -74,6 +75,7 @@ def audit(
     engine: str | None = None,
     gpu: str | None = None,
     tp: int = 1,
+    kv_sample: str | Path | None = None,
     quick: bool = False,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -84,8 +86,9 @@ def audit(
     """Audit a checkpoint, see the module docstring.
 
     ``select`` and ``ignore`` take codes or their beginnings, ``ignore`` also ``CODE=reason``; ``settings`` is a TOML
-    file with both (see ``rules.read_settings``). UsageError for names that do not exist, InputError where there is
-    nothing to open.
+    file with both (see ``rules.read_settings``); ``kv_sample`` is a file with keys and values of a run of the model
+    (see ``cache_sample.read_sample``). UsageError for names that do not exist, InputError where there is nothing to
+    open.
     """
     told, silences = read_settings(Path(settings)) if settings is not None else ([], [])
     silences += [silence(text) for text in ignore]
@@ -98,11 +101,12 @@ def audit(
         from narrowcast.hardware.gpus import gpus
 
         row = gpus[gpu]
+    sample = read_sample(kv_sample) if kv_sample is not None else ()
     picked = chosen([*told, *select])
     todo, skipped = _runnable(picked, quick, against is not None)
     found = open_anyway(model)
     with found.checkpoint, Workers(workers) as pool:
-        subject = Subject(str(model), found, _depth(todo), engine, row, tp)
+        subject = Subject(str(model), found, _depth(todo), engine, row, tp, sample=sample)
         if against is None:
             findings = list(_run(subject, todo, pool, progress))
         else:

@@ -28,6 +28,7 @@ from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.safetensors import Entry
 
 if TYPE_CHECKING:
+    from narrowcast.audit.cache_sample import Sample
     from narrowcast.audit.config_said import Kept, Layer
     from narrowcast.audit.pairs import Pair
     from narrowcast.hardware.gpus import GPU
@@ -66,8 +67,9 @@ class Histograms:
 @dataclass
 class Subject:
     """A checkpoint under audit. ``engine`` (``vllm``, ...), ``gpu`` and ``tp`` are what it shall run on; ``parent`` is
-    the model that it was made from. The passes fill ``matrices`` (quantized), ``floats`` (plain tensors by name) and
-    ``pairs`` (quantized matrices beside their originals), as far as ``depth`` goes."""
+    the model that it was made from, ``sample`` keys and values of a run of it. The passes fill ``matrices``
+    (quantized), ``floats`` (plain tensors by name) and ``pairs`` (quantized matrices beside their originals), as far as
+    ``depth`` goes."""
 
     model: str
     found: Found
@@ -76,6 +78,7 @@ class Subject:
     gpu: GPU | None = None
     tp: int = 1
     parent: Opened | None = None
+    sample: tuple[Sample, ...] = ()
     matrices: dict[str, Summary] = field(default_factory=dict)
     floats: dict[str, Scan] = field(default_factory=dict)
     pairs: dict[str, Pair] = field(default_factory=dict)

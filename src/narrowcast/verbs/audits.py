@@ -36,6 +36,7 @@ def run_audit(args: argparse.Namespace) -> int:
         engine=args.engine,
         gpu=args.gpu,
         tp=args.tp,
+        kv_sample=args.kv_sample,
         quick=args.quick,
         select=[code for text in args.select for code in text.split(",")],
         ignore=[code for text in args.ignore for code in ([text] if "=" in text else text.split(","))],

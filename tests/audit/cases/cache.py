@@ -136,6 +136,19 @@ def wide_beside_parent(folder: Path) -> Ask:
     return Ask(quantized(folder, "fp8_dynamic"), {"against": parent(folder)})
 
 
+def sampled(folder: Path) -> Ask:
+    """A scale of the file under which three of five keys saturate."""
+    model = cached(folder, both(0.5))
+    np.save(folder / "keys.npy", np.array([1000, -700, 300, 3.3, 0.01], np.float32))
+    said = "K or V: 3 of 5 (60.00%) saturate under the largest scale of the file, model.layers.0.self_attn.k_scale"
+    expect = {"severity": "warning", "said": said, "count": 3, "wanted": "k_scale 2.232143"}
+    return Ask(model, {"kv_sample": folder / "keys.npy"}, expect)
+
+
+def not_sampled(folder: Path) -> Ask:
+    return Ask(cached(folder, both(0.5)))
+
+
 CASES = {
     "NC200": Case(no_scales, with_scales),
     "NC201": Case(unity, near_unity),
@@ -147,4 +160,5 @@ CASES = {
     "NC207": Case(placeholder, with_scales),
     "NC208": Case(for_sglang, for_sglang_elsewhere),
     "NC209": Case(beside_parent, wide_beside_parent),
+    "NC210": Case(sampled, not_sampled),
 }
