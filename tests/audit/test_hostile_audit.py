@@ -52,3 +52,11 @@ def test_without_a_config_its_layers_are_one_finding(tmp_path: Path) -> None:
     [one] = found["NC001"]
     assert one.count == 14
     assert "scale" not in f"{one.said} {one.remedy}"
+
+
+def test_zero_points_that_are_a_fill(tmp_path: Path) -> None:
+    model = quantized(tmp_path, "w4a16_asym")
+    edit(model, {f"{UP}.weight_zero_point": np.zeros_like})
+    [found] = by_rule(model)["NC351"]
+    assert found.tensor == f"{UP}.weight_zero_point"
+    assert found.remedy == "quantize the layer again from the parent"

@@ -25,6 +25,7 @@ from narrowcast.numbers.formats import E4M3FN, E8M0, Format, Kind
 PARENT = "quantize from the original weights, not from a quantized or rounded copy"
 ENOUGH = 64  # codes, each of which has an even chance or better to break a pattern: P(chance) ≤ 2^-64
 ZEROS = 0.9  # share of zeros that neither three bits (half) nor 2:4 sparsity on top (three quarters) explain
+ENDS = 0.75  # share in the outer half: evenly spread codes have a half, weights a quarter and less
 SEEN = 1024  # elements that a statement about which codes occur needs
 Mask = NDArray[np.bool_]
 
@@ -179,12 +180,12 @@ def _text(facet: object) -> str | None:
 
 @rule("NC351", "warning", scope="matrix", reads="codes")
 def zero_point_beside(matrix: Matrix) -> Iterator[Finding]:
-    """Zero points are one step beside the middle of the codes.
+    """Zero points are a step or more beside the middle of the codes.
 
     What: weights have a mean near zero, so codes have a mean near their zero point; here the two are one step apart all
-    over the matrix.
-    Why: a step is about a third of a deviation at 4 bits. Usually the version of the zero points was mistaken (GPTQ's
-    first version stores them less one), and every weight is shifted.
+    over the matrix, or more than that where all zero points are one number.
+    Why: a step is about a third of a deviation at 4 bits. One step: usually the version of the zero points was mistaken
+    (GPTQ's first version stores them less one). More: they are a fill that nobody computed. Every weight is shifted.
     Fix: compare with the parent, `narrowcast compare`; then correct the version in the config, or convert again.
     False alarm: a layer whose weights have a mean far from zero.
     """
@@ -194,12 +195,40 @@ def zero_point_beside(matrix: Matrix) -> Iterator[Finding]:
         return
     middle = float(decode_table(matrix.scheme.zero)[matrix.zero].mean(dtype=np.float64))
     mean = float((matrix.values.astype(np.float64) * matrix.counts).sum() / total)
-    if 0.75 < abs(mean - middle) < 1.25 and not _constant(matrix):
+    filled = matrix.zero.size > 1 and bool((matrix.zero == matrix.zero.flat[0]).all())
+    beside = abs(mean - middle) > 0.75 if filled else 0.75 < abs(mean - middle) < 1.25
+    if beside and not _constant(matrix):
         yield Finding(
             f"the codes' mean is {mean - middle:+.2f} steps from the mean zero point", tensor=matrix.tensor("zero"),
             got=f"codes around {mean:.2f}, zero points around {middle:.2f}", wanted="less than half a step",
-            remedy="compare with the parent; if all are shifted, the version of the zero points is the other",
+            remedy="compare with the parent; if all are shifted, the version of the zero points is the other"
+            if abs(mean - middle) < 1.25
+            else "quantize the layer again from the parent",
             facts={"mean": mean, "zero": middle},
+        )  # fmt: skip
+
+
+@rule("NC352", "error", scope="matrix", reads="codes")
+def codes_at_both_ends(matrix: Matrix) -> Iterator[Finding]:
+    """Most codes lie at the two ends of the range, and few near zero.
+
+    What: of signed integers without zero points, more than three quarters lie in the outer half of the range.
+    Why: weights are dense near zero and thin out, whatever their scale. Codes that were stored with an offset of half
+    the range (uint4b8, uint8 - 128) and are read as two's complement, or the other way round, turn this inside out:
+    small weights become the largest ones.
+    Fix: flip the highest bit of every code, or correct the format; then check with `narrowcast compare`.
+    False alarm: weights of two values; those of fewer than eight are left out.
+    """
+    assert matrix.counts is not None
+    total, used = int(matrix.counts.sum()), int((matrix.counts > 0).sum())
+    if matrix.element.kind is not Kind.INT or matrix.zero is not None or matrix.element.bits < 4:
+        return
+    share = matrix.share(np.abs(matrix.values) >= (matrix.element.max + 1) / 2)
+    if total >= SEEN and used >= 8 and share > ENDS:
+        yield Finding(
+            f"{share:.0%} of the codes are in the outer half of the range", tensor=matrix.tensor("codes"),
+            got=f"{share:.0%}", wanted="less than half", count=round(share * total), facts={"share": share},
+            remedy="flip the highest bit of every code: they were stored with an offset; else quantize again",
         )  # fmt: skip
 
 

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowcast.audit import scale_inputs, scale_pieces, scale_siblings, scale_sizes
+from narrowcast.audit import scale_fill, scale_inputs, scale_pieces, scale_siblings, scale_sizes
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.matrix import Matrix, first
 from narrowcast.audit.rules import rule
 from narrowcast.numbers.formats import FP16, Kind
 from narrowcast.tensors.schemes import integer
 
-__all__ = ["scale_inputs", "scale_pieces", "scale_siblings", "scale_sizes"]
+__all__ = ["scale_fill", "scale_inputs", "scale_pieces", "scale_siblings", "scale_sizes"]
 
 AGAIN = "quantize the layer again from the parent"
 # A share of dead tiles that no source explains: a tile is all zero only where its source is, or where it underflowed.

@@ -55,6 +55,20 @@ def mislabelled(folder: Path) -> Ask:
     return Ask(model, expect={"severity": "warning"})
 
 
+def offset(folder: Path) -> Ask:
+    """Codes as bytes with 128 for zero, under a label that reads them as signed."""
+    model = edit(
+        quantized(folder, "int8"), {f"{MODULE}.weight": lambda old: old.view(np.uint8) ^ np.uint8(128)}
+    )
+    return Ask(model, expect={"tensor": f"{MODULE}.weight", "severity": "error"})
+
+
+def even(folder: Path) -> Ask:
+    """Every code as often as any other: half of them in the outer half."""
+    codes = np.random.default_rng(0).integers(0, 256, (352, 128)).astype(np.uint8)
+    return Ask(edit(quantized(folder, "int8"), {f"{MODULE}.weight": ("I8", codes)}))
+
+
 CASES = {
     "NC330": Case(
         lambda p: int8(p, narrowed(7), said="15 of 256 values occur, from -7 to 7"), lambda p: int8(p, narrowed(9))
@@ -68,6 +82,7 @@ CASES = {
     ),
     "NC350": Case(other_version, lambda p: Ask(gptq(p, "w4a16"))),
     "NC351": Case(mislabelled, lambda p: Ask(gptq(p, "w4a16_asym"))),
+    "NC352": Case(offset, even),
     "NC360": Case(
         lambda p: fp8(p, lambda old: scaled(old, -1), count=352, tensor=f"{CODES}_scale"),
         lambda p: fp8(p, half(lambda old: scaled(old, -1))),
