@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from audit.editing import at, edit, parent, quantized
 from narrowcast.audit.findings import Finding
@@ -60,3 +61,23 @@ def test_zero_points_that_are_a_fill(tmp_path: Path) -> None:
     [found] = by_rule(model)["NC351"]
     assert found.tensor == f"{UP}.weight_zero_point"
     assert found.remedy == "quantize the layer again from the parent"
+
+
+@pytest.mark.parametrize(
+    ("preset", "container", "piece", "one"),
+    [
+        ("w4a16_asym", "gptq", "scales", 1.0),
+        ("w4a16_asym", "awq", "scales", 1.0),
+        ("fp8_block_ue8m0", "fp8", "weight_scale_inv", 127),
+        ("fp8_block", "fp8", "weight_scale_inv", 1.0),
+        ("nvfp4a16", "modelopt", "weight_scale", 0x38),
+        ("mxfp4a16", "compressed-tensors", "weight_scale", 127),
+    ],
+)
+def test_a_fill_of_ones(tmp_path: Path, preset: str, container: str, piece: str, one: float) -> None:
+    """What a loader that misses scales fills in, in each container; 352 x 128 are 1408 blocks of 32."""
+    model = quantized(tmp_path, preset, container)
+    assert "NC124" not in by_rule(model)
+    edit(model, {f"{UP}.{piece}": lambda old: np.full_like(old, one)})
+    [found] = by_rule(model)["NC124"]
+    assert found.tensor == f"{UP}.{piece}"
