@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+import toys
 from audit.editing import at, edit, parent, quantized
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.run import audit
@@ -81,3 +83,36 @@ def test_a_fill_of_ones(tmp_path: Path, preset: str, container: str, piece: str,
     edit(model, {f"{UP}.{piece}": lambda old: np.full_like(old, one)})
     [found] = by_rule(model)["NC124"]
     assert found.tensor == f"{UP}.{piece}"
+
+
+def test_rows_of_zeros_are_no_factors(tmp_path: Path) -> None:
+    model = quantized(tmp_path, "fp8_dynamic")
+    edit(model, {f"{UP}.weight": lambda old: np.where(np.arange(352)[:, None] < 100, np.uint8(0), old)})
+    found = by_rule(model, parent(tmp_path))
+    assert "rows scaled" not in found["NC710"][0].said
+    assert found["NC722"][0].count == 100
+
+
+def test_one_flipped_bit(tmp_path: Path) -> None:
+    """One element 256 times too large or small, in 45056: too little for the SQNR, and no rounding."""
+    model = quantized(tmp_path, "fp8_dynamic")
+    edit(model, {f"{UP}.weight": lambda old: at((5, 7), old[5, 7] ^ 0x40)(old)})
+    [found] = by_rule(model, parent(tmp_path))["NC723"]
+    assert (found.tensor, found.count) == (UP, 1)
+
+
+@pytest.mark.parametrize(("value", "severity"), [(0, "info"), (0x3F80, "warning")])
+def test_a_bias_that_the_parent_has_not(tmp_path: Path, value: int, severity: str) -> None:
+    model = quantized(tmp_path, "fp8_dynamic")
+    edit(model, {f"{UP}.bias": ("BF16", np.full(352, value, np.uint16))})
+    found = audit(model, against=parent(tmp_path)).findings
+    assert [one.severity for one in found if one.rule == "NC452"] == [severity]
+
+
+def test_layers_under_another_path(tmp_path: Path) -> None:
+    """Every tensor is there, and the engine finds none of them."""
+    model = toys.llama(tmp_path / "plain")
+    tensors = load_file(model / "model.safetensors")
+    save_file({f"language_model.{name}": x for name, x in tensors.items()}, model / "model.safetensors")
+    [found] = by_rule(model)["NC422"]
+    assert found.got == "language_model.model.layers"

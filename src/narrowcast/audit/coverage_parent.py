@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from narrowcast.audit.findings import Finding, Severity
 from narrowcast.audit.found import module_of
 from narrowcast.audit.rules import rule
@@ -112,8 +114,8 @@ def lost_tower(subject: Subject) -> Iterator[Finding]:
 def added_tensor(subject: Subject) -> Iterator[Finding]:
     """The checkpoint has a tensor that the parent has not.
 
-    What: a plain or quantized tensor without a counterpart; for biases it is an information, since some quantizers
-    write zeros for all.
+    What: a plain or quantized tensor without a counterpart; for biases of zeros it is an information, since some
+    quantizers write them for all.
     Why: it is of another model, or a piece that no reader asks for; either the parent is the wrong one, or engines
     report unexpected weights and some stop.
     Fix: give the parent that the checkpoint was made from; else remove the tensor.
@@ -128,7 +130,16 @@ def added_tensor(subject: Subject) -> Iterator[Finding]:
     rest = {name: one for name, one in added.items() if name not in biases}
     said = "the checkpoint has this tensor and the parent has not"
     yield from _grouped(rest, said, "give the parent that it was made from")
-    yield from _grouped(biases, said, None, severity="info")
+    counts = {name: one for name, one in biases.items() if _any(one)}
+    yield from _grouped(
+        counts, f"{said}, and it is not zero", "remove it, unless it corrects a bias on purpose"
+    )
+    yield from _grouped({n: one for n, one in biases.items() if n not in counts}, said, None, severity="info")
+
+
+def _any(one: Held) -> bool:
+    """Whether a bias has an element that is not zero."""
+    return bool(np.any(one.values(0, one.source.shape[0])))
 
 
 @rule("NC453", "error", parent=True)

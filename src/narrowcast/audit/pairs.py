@@ -342,7 +342,7 @@ def _rows_alone(pair: Pair, subject: Subject) -> None:
     after = subject.pairs.get(matrix_after(pair.name) or "")
     if after is None or after.smoothed is None or after.smoothed.of_rows:
         pair.smoothed = None
-        pair.diagnosis = Diagnosis(
+        pair.diagnosis = None if pair.lost else Diagnosis(
             "rows scaled", "B's rows each have a factor of their own, and nothing takes them back",
             "compare its scales with the parent's row amax: they are another matrix's, in another order, or a fill; "
             "else quantize it again", found.before, found.after,

@@ -33,6 +33,7 @@ AGAIN = "quantize it again from the parent"
 TAIL = 16.0  # sigma at which a tile's amax lies when its elements are lost for a reason: normal rows end at 4
 GONE = 0.9  # the share of elements lost to underflow from which on nothing of a matrix is left
 ISOLATED = 2.0**-10  # the share of elements below which those beyond the bound are single ones
+USUAL = 64.0  # times the mean square error: eight times as far as usual, as moving to a next code never is
 WEIGHTY = 0.1  # the share of the noise that single elements must have
 
 
@@ -228,22 +229,23 @@ def single_elements_off(pair: Pair) -> Iterator[Finding]:
     """A few elements are far from the parent, and the rest is not.
 
     What: less than one element in a thousand lies beyond the bound of its rounding, and these carry a tenth of
-    the noise or more.
+    the noise or more, or are each eight times as far off as elements usually are.
     Why: rounding cannot do this, and methods that move weights move most of them; single elements are damage:
     flipped bits, a patched tensor, a chunk written twice.
     Fix: download or quantize the layer again.
     False alarm: sparse corrections that are stored in the weight itself.
     """
-    e = pair.errors
+    e, weighty = pair.errors, pair.share(pair.beyond) >= WEIGHTY
     if (
         pair.coded is not None
         and 0 < e.beyond <= max(ISOLATED * e.elements, 1)
-        and pair.share(pair.beyond) >= WEIGHTY
+        and (weighty or pair.beyond / e.beyond >= USUAL * e.noise / e.elements)
     ):
         row, column = (c[0].index if c else -1 for c in (pair.rows, pair.columns))
         yield Finding(
             f"{e.beyond:,} elements are beyond any rounding and carry {pair.share(pair.beyond):.0%} of the noise",
-            tensor=pair.name, at=(row, column), count=e.beyond, remedy="download or quantize the layer again",
+            tensor=pair.name, at=(row, column) if weighty else None, count=e.beyond,
+            remedy="download or quantize the layer again",
         )  # fmt: skip
 
 

@@ -190,14 +190,17 @@ def missing_part(subject: Subject) -> Iterator[Finding]:
     """A layer lacks a part that its architecture always has.
 
     What: a projection, a norm, a router's bias, or the embedding or last norm of the model, by the list of parts that
-    every layer of this architecture has, has no tensor of any spelling.
+    every layer of this architecture has, has no tensor of any spelling; or all have one prefix too many.
     Why: engines stop, or fill the part with random numbers.
     Fix: copy the tensor from the parent.
     False alarm: models that were pruned and keep the architecture's name.
     """
     known, count = parts(subject), promised(subject)
     have = stacks(subject).get("model.layers")
-    if not known or count is None or have is None or not subject.found.whole:
+    if not known or count is None or not subject.found.whole:
+        return
+    if have is None:
+        yield from _elsewhere(subject, set(known))
         return
     names = subject.found.modules
     wanted = ["model.embed_tokens", "model.norm"]
@@ -207,6 +210,18 @@ def missing_part(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 "a part that this architecture always has is missing", tensor=name, got="no tensor of this module",
                 remedy="copy it from the parent",
+            )  # fmt: skip
+
+
+def _elsewhere(subject: Subject, known: set[str]) -> Iterator[Finding]:
+    """Layers that have every part, under a path that the architecture does not know."""
+    for path, layers in stacks(subject).items():
+        if path.endswith(".layers") and all(known <= pieces for pieces in layers.values()):
+            first = f"{path}.{min(layers)}"
+            yield Finding(
+                "the layers have another path than this architecture looks for", tensor=first, got=path,
+                wanted="model.layers", count=len(layers),
+                remedy="rename the tensors, or take the config of the model that they were saved from",
             )  # fmt: skip
 
 
