@@ -14,7 +14,7 @@ from narrowcast.kernels.cpu.pair import measure as compiled
 from narrowcast.kernels.reference.pair import NOISE, SIGNAL, Sums, measure
 from narrowcast.kernels.reference.rows import qtensor
 from narrowcast.numbers.codec import widen
-from narrowcast.numbers.formats import BF16, FP32, Format
+from narrowcast.numbers.formats import BF16, E8M0, FP32, Format
 from narrowcast.tensors.metrics import error_report, errors
 from narrowcast.tensors.packing import BYTES, Packing
 from narrowcast.tensors.schemes import Scheme, schemes
@@ -97,6 +97,23 @@ def test_what_is_not_finite(scheme: Scheme) -> None:
     scales = rows.scales.copy()
     scales.flat[0] = np.nan if scales.dtype == np.float32 else (0x7F if scales.dtype == np.uint8 else 0x7FC0)
     both(x.astype(np.float32), FP32, scheme, BYTES, Rows(rows.packed, scales, rows.zero), outer)
+
+
+@pytest.mark.parametrize("scheme", [one for one in SUPPORTED if one.inner.format is not E8M0], ids=ids)
+def test_negative_scales(scheme: Scheme) -> None:
+    """AutoRound has them: minus x under minus s is x under s, in every count and energy."""
+    x = every_kind_of_row(130, 96)
+    rows, outer = quantized(stored(x, FP32), FP32, scheme, BYTES)
+    with np.errstate(over="ignore"):
+        x *= 1.4  # so that some are clipped, and some beyond
+    plain = both(stored(x, FP32), FP32, scheme, BYTES, rows, outer)
+    sign = {np.dtype("f4"): None, np.dtype("u2"): 0x8000, np.dtype("u1"): 0x80}[rows.scales.dtype]
+    flipped = -rows.scales if sign is None else rows.scales ^ rows.scales.dtype.type(sign)
+    turned = both(stored(-x, FP32), FP32, scheme, BYTES, Rows(rows.packed, flipped, rows.zero), outer)
+    assert_same(turned, plain)
+    assert (
+        plain.counts[0] > 0 or not scheme.inner.tile[0]
+    )  # what a scale of the whole tensor clips is infinite
 
 
 @pytest.mark.parametrize("scheme", SUPPORTED, ids=ids)

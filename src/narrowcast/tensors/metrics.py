@@ -107,12 +107,15 @@ def classify(
         zero = spread(load_scale(q.zero, q.scheme.zero), tile, shape).astype(np.float64)
     x64 = x.astype(np.float64)
     slack = FP32_SLACK * np.abs(x64)
-    clipped = (x64 > (high - zero + half[element.max_code]) * s + slack) | (
-        x64 < (low - zero - half[element.max_code]) * s - slack
-    )
-    bound = half[q.codes] * s + slack
+    above, below = (high - zero + half[element.max_code]) * s, (low - zero - half[element.max_code]) * s
+    above, below = (
+        np.where(s < 0, below, above),
+        np.where(s < 0, above, below),
+    )  # some methods have negative scales
+    clipped = (x64 > above + slack) | (x64 < below - slack)
+    bound = half[q.codes] * np.abs(s) + slack
     if q.zero is not None:
-        bound = bound + FP32_SLACK * np.abs(zero) * s  # the zero point is added in fp32 as well
+        bound = bound + FP32_SLACK * np.abs(zero) * np.abs(s)  # the zero point is added in fp32 as well
     within = np.abs(x64 - decoded) <= bound  # false for NaN, which is beyond every bound
     return clipped, (decoded == 0) & (x != 0) & within & ~clipped, ~within & ~clipped
 

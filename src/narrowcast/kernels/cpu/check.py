@@ -9,7 +9,7 @@ stretch of a row with one doubtful element is decided again in float64 by the de
 d ≤ B up to rounding, so that |x| ≥ B up to rounding. When x̂ is zero, d is |x|: the answer is plain if B ≥ |x|, and
 if not, B is small enough for the same three roundings.
 *Clipped.* With T = fl(limit · s), |x| ≤ T is surely not clipped and |x| > T·(1 + 2^-20) surely is.
-Scales outside [2^-100, 2^100] are always doubted, so that no product here is subnormal or infinite.
+Scales outside [2^-100, 2^100] are always doubted, so that no product here is subnormal or infinite; negative ones, too.
 
 Energies: lane l of 16 sums the columns l, l + 16, ... of every row in float64, rows in order; then the lanes are
 added in order. The result depends on nothing but the chunk.
@@ -72,9 +72,12 @@ def exact_counts(
     for j in range(count):
         wide, y = f64(value(x[j])), f64(decoded[j])
         slack = SLACK * abs(wide)
-        clipped = wide > (top - zero + half_top) * s + slack or wide < (bottom - zero - half_top) * s - slack
-        bound = f64(half[codes[j]]) * s + slack
-        bound += SLACK * abs(zero) * s
+        above, below = (top - zero + half_top) * s, (bottom - zero - half_top) * s
+        if s < 0:
+            above, below = below, above
+        clipped = wide > above + slack or wide < below - slack
+        bound = f64(half[codes[j]]) * abs(s) + slack
+        bound += SLACK * abs(zero) * abs(s)
         if clipped:
             counts[0] += 1
         elif not abs(wide - y) <= bound:  # NaN is beyond every bound

@@ -127,10 +127,10 @@ def decide_unit(how: Codes) -> Any:
         step = one.float_step(code, *decoding[:3]) if how.kind == FLOAT_ELEMENT else half
         s, z, wide = divisor.double, zero.double, x.double
         error, slack = wide - y.double, _size(wide) * SLACK
-        reach = step.double * s + slack + _size(z) * SLACK * s
-        high = (top.double - z + half.double) * s + slack
-        low = (bottom.double - z - half.double) * s - slack
-        outside = (wide > high) | (wide < low)
+        reach = step.double * _size(s) + slack + _size(z) * SLACK * _size(s)
+        high, low = (top.double - z + half.double) * s, (bottom.double - z - half.double) * s
+        high, low = (s < 0.0).select(low, high), (s < 0.0).select(high, low)
+        outside = (wide > high + slack) | (wide < low - slack)
         far = (_size(error) <= reach) ^ 1
         zeroed = y.equals(0.0) & (x.size > 0.0) & ((outside | far) ^ 1)
         far = far & (outside ^ 1)
@@ -175,8 +175,11 @@ def measure_last(
     for j in range(count):
         wide, y = f64(value(x[j])), f64(decoded[j])
         error, slack = wide - y, abs(wide) * SLACK
-        reach = f64(half[codes[j]]) * s + slack
-        reach += SLACK * abs(zero) * s
+        reach = f64(half[codes[j]]) * abs(s) + slack
+        reach += SLACK * abs(zero) * abs(s)
+        above, below = (top - zero + half_top) * s, (bottom - zero - half_top) * s
+        if s < 0:
+            above, below = below, above
         energy = error * error if abs(error) < INFINITY else 0.0
         power = wide * wide if abs(wide) < INFINITY else 0.0
         lanes[j] += power
@@ -185,7 +188,7 @@ def measure_last(
         columns[k + j] += energy
         if not abs(error) < INFINITY:
             tally[3 * UNIT + j] += 1
-        if wide > (top - zero + half_top) * s + slack or wide < (bottom - zero - half_top) * s - slack:
+        if wide > above + slack or wide < below - slack:
             lanes[2 * UNIT + j] += energy
             tally[j] += 1
         elif not abs(error) <= reach:
