@@ -116,3 +116,21 @@ def test_layers_under_another_path(tmp_path: Path) -> None:
     save_file({f"language_model.{name}": x for name, x in tensors.items()}, model / "model.safetensors")
     [found] = by_rule(model)["NC422"]
     assert found.got == "language_model.model.layers"
+
+
+@pytest.mark.parametrize(
+    ("preset", "piece"), [("w4a16_asym", "weight_zero_point"), ("nvfp4a16", "weight_global_scale")]
+)
+def test_a_config_that_fits_the_others_is_not_to_be_rebuilt(tmp_path: Path, preset: str, piece: str) -> None:
+    """One layer lacks a tensor: its config is right, and no repair is promised."""
+    model = edit(quantized(tmp_path, preset), {f"{DOWN}.{piece}": None})
+    found = [one for one in audit(model).findings if one.severity == "error"]
+    assert found
+    assert all(one.repair is None and "narrowcast repair" not in str(one.remedy) for one in found)
+
+
+def test_a_reciprocal_says_what_its_readers_do(tmp_path: Path) -> None:
+    model = quantized(tmp_path, "fp8_block", "fp8")
+    edit(model, {f"{UP}.weight_scale_inv": lambda old: (1 / old).astype(np.float32)})
+    [found] = by_rule(model)["NC120"]
+    assert "weight_global_scale" not in str(found.remedy)

@@ -218,17 +218,21 @@ def scheme_of_another_kind(subject: Subject) -> Iterator[Finding]:
     says.
     Why: Engines shape their parameters by the config, so loading fails, or scales land on the wrong elements.
     Fix: Restore the config that belongs to these tensors; ``narrowcast repair`` rebuilds it where they leave no doubt.
+    Where it fits most layers, the few others lack a tensor, such as zero points or an outer scale.
     False alarm: None known.
     """
     parts = (
         "its config group says something else", "its label says something else", "its scales are not those of",
         "do not have the width that the config says", "the config names no block",
     )  # fmt: skip
-    for module, refusal in _refused(subject, *parts):
+    refused = list(_refused(subject, *parts))
+    few = len(refused) < len(subject.quantized)  # the config fits most layers, so these lack something
+    for module, refusal in refused:
         yield Finding(
             "the config describes another scheme than its tensors have", tensor=module, got=str(refusal.error.got),
-            wanted=str(refusal.error.wanted), repair="config",
-            remedy="`narrowcast repair` rebuilds the block from the tensors",
+            wanted=str(refusal.error.wanted), repair=None if few else "config",
+            remedy=f"the config fits {len(subject.quantized)} other layers: copy this one's tensors again, or quantize "
+            "it again from the parent" if few else "`narrowcast repair` rebuilds the block from the tensors",
         )  # fmt: skip
 
 
