@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import narrowcast
 import toys
 from audit.editing import edit
 from containers.test_matrix import SOURCES, WRITTEN, claims, options
@@ -60,6 +61,17 @@ def test_written(tmp_path: Path, parents: dict[str, Path], container: str, prese
     for how in asked:
         found = [one for one in audit(out, workers=1, **how).findings if one.severity != "info"]
         assert not [one for one in found if one.rule not in KNOWN], how
+
+
+@pytest.mark.parametrize("preset", ["fp8_dynamic", "w4a16", "nvfp4a16"])
+def test_decoded(tmp_path: Path, parents: dict[str, Path], preset: str) -> None:
+    """A decoded copy is told as what it is, and is no other model."""
+    parent = parents["tied"]
+    narrowcast.quantize(parent, tmp_path / "out", preset)
+    narrowcast.convert(tmp_path / "out", tmp_path / "plain", "plain")
+    found = audit(tmp_path / "plain", against=parent, workers=1).findings
+    assert {(one.rule, one.severity) for one in found} >= {("NC702", "info")}
+    assert all(one.severity == "info" for one in found)
 
 
 def test_plain(parents: dict[str, Path]) -> None:

@@ -23,6 +23,7 @@ from narrowcast.audit.subject import Subject
 NEAR = 0.1  # of the logarithm of a factor that was found on weights rounded to four bits
 FEW = 0.5  # the share of plain tensors from which on differing ones mean another model
 ISOLATED = 0.01  # the share of values below which those that differ are damage, and no mistake of the whole
+ROUNDED = 6.0  # dB that any sound rounding keeps: two bits leave 9 of normal weights, a mistake 3 at most
 CLOSE = 30.0  # dB above which a plain tensor was rounded on its way, and is no other one
 
 Back = Literal["yes", "no", "unknown"]
@@ -102,11 +103,19 @@ def another_model(subject: Subject) -> Iterator[Finding]:
     Why: quantization leaves these tensors as they are. Where most of them differ, this is not the parent, and
     nothing else that is said against it counts; where one differs, that layer is damaged or was changed.
     Fix: give the right parent, or copy the tensor from it.
-    False alarm: methods that train norms or biases on purpose (EfficientQAT, AutoRound with norm tuning).
+    False alarm: methods that train norms or biases on purpose (EfficientQAT, AutoRound with norm tuning). A file
+    without quantized layers whose linears alone are near the parent's is a decoded copy, and an information.
     """
     plain = [p for p in subject.pairs.values() if p.coded is None and not p.unlike and p.errors.elements]
     explained = _explained(subject)
     differ = [p for p in plain if p.differing and not p.cast and p.name not in explained]
+    if differ and _decoded(subject, differ, len(plain)):
+        yield Finding(
+            f"{len(differ)} linear layers are near the parent's ({min(p.sqnr for p in differ):.1f} dB or more) and the "
+            "rest is the same: a decoded copy of a quantized model, or trained on",
+            tensor=differ[0].name, count=len(differ), severity="info",
+        )  # fmt: skip
+        return
     if len(differ) > FEW * len(plain):
         worst = min(differ, key=lambda pair: pair.sqnr)
         yield Finding(
@@ -127,6 +136,13 @@ def another_model(subject: Subject) -> Iterator[Finding]:
             remedy=f"{in_words(found)}: {found.remedy}" if found else "copy the tensor from the parent",
             severity=None if pair.sqnr < CLOSE else "warning",
         )  # fmt: skip
+
+
+def _decoded(subject: Subject, differ: list[Pair], plain: int) -> bool:
+    """Whether most linears of a file without codes were rounded, and nothing else was touched."""
+    linear = {module.name for module in subject.modules if module.linear}
+    near = all(pair.name in linear and pair.sqnr >= ROUNDED for pair in differ)
+    return not subject.quantized and near and len(differ) < plain and 2 * len(differ) > len(linear)
 
 
 @rule("NC705", "error", reads="parent")
