@@ -134,3 +134,12 @@ def test_a_reciprocal_says_what_its_readers_do(tmp_path: Path) -> None:
     edit(model, {f"{UP}.weight_scale_inv": lambda old: (1 / old).astype(np.float32)})
     [found] = by_rule(model)["NC120"]
     assert "weight_global_scale" not in str(found.remedy)
+
+
+def test_one_sibling_without_input_scale(tmp_path: Path) -> None:
+    model = quantized(tmp_path, "nvfp4a16", "modelopt")
+    scale = {f"{MLP}.gate_proj.input_scale": ("F32", np.array(0.004, np.float32))}
+    found = by_rule(edit(model, scale))["NC152"]
+    assert [(one.tensor, one.severity) for one in found] == [(f"{UP}.input_scale", "error")]
+    edit(model, {f"{UP}.input_scale": ("F32", np.array(0.004, np.float32))})
+    assert "NC152" not in by_rule(model)

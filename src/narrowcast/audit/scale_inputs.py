@@ -20,7 +20,7 @@ from narrowcast.audit.scale_sizes import tensor_of
 from narrowcast.audit.subject import Subject
 
 _EXPERT = re.compile(r"^(.*experts)\.(\d+)\.([\w.]+)$")
-_INPUTS = (".input_scale", ".input_global_scale", ".input_scale_2")
+INPUTS = (".input_scale", ".input_global_scale", ".input_scale_2")
 SMALL, LARGE = 1e-3, 1e5
 MANY, LAYERS = 8, 3  # so many matrices of so many layers do not have one amax by chance
 CALIBRATE = "calibrate again with real text (llm-compressor, ModelOpt), or use a preset with dynamic inputs"
@@ -41,7 +41,7 @@ def missing_expert_input_scale(subject: Subject) -> Iterator[Finding]:
     for module, pieces in subject.pieces.items():
         match = _EXPERT.match(module)
         if match is not None and codes_of(pieces) is not None:
-            given = next((ending for ending in _INPUTS if ending in pieces), None)
+            given = next((ending for ending in INPUTS if ending in pieces), None)
             layers.setdefault((match[1], match[3]), {})[int(match[2])] = given
     for (stem, projection), experts in layers.items():
         missing = sorted(expert for expert, given in experts.items() if given is None)

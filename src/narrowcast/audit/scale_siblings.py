@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.rules import rule
+from narrowcast.audit.scale_inputs import INPUTS
+from narrowcast.audit.scale_pieces import codes_of
 from narrowcast.audit.scale_sizes import scheme_of, tensor_of
 from narrowcast.audit.subject import Subject, Summary
 from narrowcast.model.fused import fused_groups
@@ -118,7 +120,7 @@ def fused_tensor_scales(subject: Subject) -> Iterator[Finding]:
 def fused_input_scales(subject: Subject) -> Iterator[Finding]:
     """Fused siblings have different static input scales, though they have one input.
 
-    What: members of a group that is loaded as one matrix have different input scales.
+    What: members of a group that is loaded as one matrix have different input scales, or only some have one (an error).
     Why: they read the same input, so calibration should have found one amax; engines keep one scale for all. Where it
     divides (compressed-tensors' NVFP4) vLLM keeps the smallest amax, and larger inputs clip; TensorRT-LLM stops for
     NVFP4. For FP8 the largest is kept and nothing clips: an information.
@@ -135,3 +137,25 @@ def fused_input_scales(subject: Subject) -> Iterator[Finding]:
             _finding(subject, siblings, "input", "input scales of fused siblings differ, ratio {ratio:.4g}"),
             severity=severity, remedy="give all of them the scale of the largest amax, or calibrate again",
         )  # fmt: skip
+    yield from _without_input(subject)
+
+
+def _without_input(subject: Subject) -> Iterator[Finding]:
+    """Siblings without an input scale beside one that has it; the engine's parameter stays as it was allocated."""
+    if subject.container not in FUSING or subject.engine == "transformers":
+        return
+    pieces = {
+        name: of
+        for name, of in subject.pieces.items()
+        if codes_of(of) is not None and ".experts." not in name
+    }
+    for group in fused_groups(pieces):
+        endings = [next((e for e in INPUTS if e in pieces[name]), None) for name in group]
+        given = next((ending for ending in endings if ending is not None), None)
+        for name, ending in zip(group, endings, strict=True):
+            if given is not None and ending is None:
+                yield Finding(
+                    "the input scale is missing that its fused sibling has", tensor=f"{name}{given}", severity="error",
+                    got="no input scale", wanted="one for each member of the group",
+                    remedy="give it the sibling's: they read the same input; or calibrate again",
+                )  # fmt: skip
