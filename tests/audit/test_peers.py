@@ -32,6 +32,7 @@ FOR: dict[str, dict[str, dict[str, str]]] = {
     "vllm": {
         "llmc-fp8-block": {"NC560": CUT},
         "ar-fp8-block": {"NC560": CUT},
+        "ar-nvfp4": {"NC600": NOT_READ},
         "ar-w4a16": {"NC560": GROUPS, "NC600": GROUPS},
         "ar-w4a16-gptq": {"NC560": GROUPS, "NC600": GROUPS},
         "gq-gptq-act": {"NC600": "vLLM dropped act-order in groups", "NC611": "the same, by its columns"},
@@ -43,6 +44,7 @@ FOR: dict[str, dict[str, dict[str, str]]] = {
         "llmc-mxfp4": {"NC600": NOT_READ},
         "llmc-mxfp8": {"NC600": NOT_READ},
         "ar-fp8-block": {"NC560": CUT, "NC600": NOT_READ},
+        "ar-nvfp4": {"NC600": NOT_READ},
         "ar-w4a16": {"NC560": GROUPS, "NC600": GROUPS},
         "ar-w4a16-gptq": {"NC560": GROUPS, "NC600": GROUPS},
         "gq-gptq-v2-asym": {"NC600": "SGLang reads symmetric GPTQ only"},
@@ -54,7 +56,7 @@ FOR: dict[str, dict[str, dict[str, str]]] = {
         "ar-fp8-block": {"NC560": CUT, "NC600": NOT_READ},
         **{name: {"NC600": NOT_READ} for name in (
             "llmc-mxfp4", "llmc-mxfp8", "llmc-nvfp4a16", "llmc-w8a8-gptq", "llmc-w4a16-gptq-some", "ar-w4a16",
-            "ar-w4a16-gptq", "gq-gptq-v1", "gq-gptq-v2-asym", "gq-gptq-act")},
+            "ar-w4a16-gptq", "ar-nvfp4", "gq-gptq-v1", "gq-gptq-v2-asym", "gq-gptq-act")},
     },
     "transformers": {
         "llmc-fp8-block": {"NC560": "transformers takes a block's height from shape / grid"},
