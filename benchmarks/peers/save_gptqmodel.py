@@ -20,7 +20,6 @@ SETTINGS = {
     "gq-gptq-v1": {"sym": True, "desc_act": False, "format": "gptq"},
     "gq-gptq-v2-asym": {"sym": False, "desc_act": False, "format": "gptq_v2"},
     "gq-gptq-act": {"sym": True, "desc_act": True, "format": "gptq"},
-    "gq-awq": {"method": "awq", "format": "gemm", "sym": False, "desc_act": False},
 }
 
 

@@ -44,6 +44,7 @@ FOR: dict[str, dict[str, dict[str, str]]] = {
         "llmc-mxfp4": {"NC600": NOT_READ},
         "llmc-mxfp8": {"NC600": NOT_READ},
         "ar-fp8-block": {"NC560": CUT, "NC600": NOT_READ},
+        "ar-mxfp4": {"NC600": NOT_READ},
         "ar-nvfp4": {"NC600": NOT_READ},
         "ar-w4a16": {"NC560": GROUPS, "NC600": GROUPS},
         "ar-w4a16-gptq": {"NC560": GROUPS, "NC600": GROUPS},
@@ -56,7 +57,7 @@ FOR: dict[str, dict[str, dict[str, str]]] = {
         "ar-fp8-block": {"NC560": CUT, "NC600": NOT_READ},
         **{name: {"NC600": NOT_READ} for name in (
             "llmc-mxfp4", "llmc-mxfp8", "llmc-nvfp4a16", "llmc-w8a8-gptq", "llmc-w4a16-gptq-some", "ar-w4a16",
-            "ar-w4a16-gptq", "ar-nvfp4", "gq-gptq-v1", "gq-gptq-v2-asym", "gq-gptq-act")},
+            "ar-w4a16-gptq", "ar-nvfp4", "ar-mxfp4", "gq-gptq-v1", "gq-gptq-v2-asym", "gq-gptq-act")},
     },
     "transformers": {
         "llmc-fp8-block": {"NC560": "transformers takes a block's height from shape / grid"},
@@ -70,7 +71,7 @@ FOR: dict[str, dict[str, dict[str, str]]] = {
 NAMES = (
     "llmc-fp8-block", "llmc-fp8-dynamic", "llmc-fp8-head", "llmc-fp8-kv", "llmc-mxfp4", "llmc-mxfp8", "llmc-nvfp4",
     "llmc-nvfp4a16", "llmc-w4a16-gptq-some", "llmc-w8a8-gptq", "mo-fp8-kv", "mo-nvfp4", "mo-nvfp4-kv8", "mo-int4-awq",
-    "mo-mxfp8", "gq-gptq-v1", "gq-gptq-v2-asym", "gq-gptq-act", "gq-awq", "ar-w4a16", "ar-w4a16-gptq", "ar-nvfp4",
+    "mo-mxfp8", "gq-gptq-v1", "gq-gptq-v2-asym", "gq-gptq-act", "ar-w4a16", "ar-w4a16-gptq", "ar-nvfp4",
     "ar-mxfp4", "ar-fp8-block",
 )  # fmt: skip
 
