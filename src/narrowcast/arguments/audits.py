@@ -58,7 +58,11 @@ def _audit_arguments(parser: argparse.ArgumentParser) -> None:
     add("--for", dest="engine", metavar="ENGINE", help="vllm, sglang, tensorrt-llm or transformers")
     add("--gpu", metavar="NAME", help="the GPU it shall run on: H100, B200, MI300X, ...")
     add("--tp", type=count, default=1, metavar="N", help="the tensor-parallel size it shall run with (1)")
-    add("--kv-sample", metavar="FILE", help="keys and values of a run: .npy, .npz, .safetensors (k, layers.3.v)")
+    add(
+        "--kv-sample",
+        metavar="FILE",
+        help="keys and values of a run: .npy, .npz, .safetensors (k, layers.3.v)",
+    )
     add("--quick", action="store_true", help="headers and scales only")
     for name, text in {
         "--select": "only these rules, comma-separated (repeatable)",

@@ -174,7 +174,9 @@ def _instead(row: Where) -> str:
     wide = [
         name for name, one in presets.items() if one.linear.weight.name == row.scheme and not one.linear.input
     ]
-    preset = f"the preset {wide[0]}, which is the same arithmetic here" if wide else "a preset with wide inputs"
+    preset = (
+        f"the preset {wide[0]}, which is the same arithmetic here" if wide else "a preset with wide inputs"
+    )
     return f"for memory alone, {preset}; for speed, {row.low_on or 'another preset'}"
 
 

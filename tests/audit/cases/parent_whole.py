@@ -31,9 +31,7 @@ def bad_row(folder: Path) -> Ask:
 
     def larger(old: Array) -> Array:
         new = old.copy()
-        new[40] = (
-            to_bf16(widen(old, BF16)[40] * np.float32(2)) if old.dtype == np.uint16 else old[40] * 2
-        )
+        new[40] = to_bf16(widen(old, BF16)[40] * np.float32(2)) if old.dtype == np.uint16 else old[40] * 2
         return new
 
     model = edit(quantized(folder, "fp8_dynamic"), {f"{UP}.weight_scale": larger})
