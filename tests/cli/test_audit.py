@@ -142,7 +142,8 @@ def test_rules_are_those_that_run(cli: Cli) -> None:
     for code, rule in rules().items():
         row = rows()[code]
         assert (row.name, row.severity, row.scope, row.reads, row.title, row.family, row.text) == (
-            rule.name, rule.severity, rule.scope, rule.reads + " of both" * rule.parent, rule.title, rule.family, rule.text,
+            rule.name, rule.severity, rule.scope, rule.reads + " of both" * rule.parent, rule.title, rule.family,
+            rule.text,
         )  # fmt: skip
         assert list(row.sections()) == ["What", "Why", "Fix", "False alarm"]
         assert {"what", "why", "fix", "false_alarm"} <= set(listed[code])

@@ -131,8 +131,9 @@ def _rules(container: str, linear: LinearScheme, split: Split) -> Iterator[Whole
 
 
 def _inside(engine: str, fused: bool, last: bool, split: Split) -> bool:
-    """Whether a cut block would lie inside a layer of one rank."""
-    return split == "column" and fused and (not last or engine == "sglang")
+    """Whether a cut block would lie inside a layer of one rank; transformers loads siblings one by one."""
+    fuses = fused and engine != "transformers"
+    return split == "column" and fuses and (not last or engine == "sglang")
 
 
 def _part(name: str, whole: int, tp: int) -> str:
