@@ -6,7 +6,8 @@ With the right ``turn`` and ``shift`` keys order codes by magnitude, in a format
 two's complement. A byte of two codes has the greater of their keys. Sixty-four bytes are eight words of eight; halving
 a word three times leaves its greatest byte in the lowest.
 
-Bytes are counted in eight tables in turn, so that a run of equal ones does not wait for its own last count.
+Bytes are counted in eight tables in turn, so that a run of equal ones does not wait for its own last count. Of 4-bit
+codes there are few enough to ask for each: 64 bytes are compared with it at once, and the bits of the answer counted.
 """
 
 from __future__ import annotations
@@ -56,6 +57,46 @@ def count_words(packed: Any, words: int, counts: Any) -> None:
             counts[place * 256 + byte(eight, place)] += 1
 
 
+@intrinsic
+def count_nibbles(context: Any, packed: Any, counts: Any) -> Any:
+    """Count both codes of each byte of a block, counts [16]."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        stored = Pointer(builder, args[0], types.uint8).load(BLOCK)
+        halves = stored & 0x0F, stored >> 4
+        places = [
+            builder.gep(args[1], [ir.Constant(ir.IntType(64), code)], inbounds=True) for code in range(16)
+        ]
+        found = [
+            builder.add(builder.load(place), builder.add(*(half.equals(code).holding for half in halves)))
+            for code, place in enumerate(places)
+        ]
+        for place, count in zip(places, found, strict=True):
+            builder.store(count, place)
+        return _context.get_dummy_value()
+
+    return types.void(packed, counts), generate
+
+
+@loop
+def count_codes(packed: Any, width: int, counts: Any) -> None:
+    """Count the 4-bit codes of a row."""
+    whole = width // BLOCK
+    for u in range(whole):
+        count_nibbles(at(packed, u * BLOCK), counts)
+    for j in range(whole * BLOCK, width):
+        counts[packed[j] & 15] += 1
+        counts[packed[j] >> 4] += 1
+
+
+@loop
+def count_bytes(packed: Any, width: int, counts: Any) -> None:
+    """Count the bytes of a row."""
+    count_words(packed, width // 8, counts)
+    for j in range(width // 8 * 8, width):
+        counts[packed[j]] += 1
+
+
 def _key(codes: Lane, half: int, turn: Lane, shift: Lane, limit: Lane) -> Lane:
     key = (codes >= half).select((codes ^ turn) + shift, codes)
     return (key > limit).select(0, key)
@@ -81,21 +122,19 @@ def greatest_keys(bits: int) -> Any:
 
 
 def survey_kernel(how: Codes) -> Any:
-    """The function that counts the bytes of ``n`` rows, ``width`` bytes of each, and finds the greatest key in each
-    eight bytes of a row, keys [n, ⌈width / 8⌉] with room for a whole last block. ``last`` is room for a block; its
-    bytes all mean code 0."""
-    keys = greatest_keys(how.bits)
+    """The function that counts the bytes of ``n`` rows, ``width`` bytes of each, or their 4-bit codes, and finds the
+    greatest key in each eight bytes of a row, keys [n, ⌈width / 8⌉] with room for a whole last block. ``last`` is room
+    for a block; its bytes all mean code 0."""
+    keys, count = greatest_keys(how.bits), count_codes if how.bits == 4 else count_bytes
 
     def survey(
         packed: Any, row_bytes: int, n: int, width: int, flip: int, turn: int, shift: int, limit: int, counts: Any,
         out: Any, last: Any,
     ) -> None:  # fmt: skip
-        words, groups, whole = width // 8, (width + 7) // 8, width // BLOCK
+        groups, whole = (width + 7) // 8, width // BLOCK
         for i in range(n):
             row, found = at(packed, i * row_bytes), at(out, i * groups)
-            count_words(row, words, counts)
-            for j in range(8 * words, width):
-                counts[row[j]] += 1
+            count(row, width, counts)
             for u in range(whole):
                 keys(at(row, u * BLOCK), at(found, u * WORDS), flip, turn, shift, limit)
             if whole * BLOCK < width:

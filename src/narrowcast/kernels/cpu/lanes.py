@@ -138,6 +138,11 @@ class Lane:
         return self._make(self.builder.select(self.value if not self.count else self._spread(count), *chosen))
 
     @property
+    def holding(self) -> Any:
+        """How many elements a condition holds for, as an LLVM integer of as many bits."""
+        return self.builder.ctpop(self.builder.bitcast(self.value, ir.IntType(self.count)))
+
+    @property
     def bits(self) -> Lane:
         """The pattern of a float32."""
         return self._make(self.builder.bitcast(self.value, _shaped(_WORD, self.count)))
