@@ -7,6 +7,7 @@ are there. Memory is a chunk and the grids of one matrix for each worker.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from narrowcast.numbers.formats import formats
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.packing import BYTES
 from narrowcast.tensors.schemes import schemes
+
+BATCH = 64
+Looked = tuple[Matrix | Refusal, Summary | None, list[tuple[Rule, Finding]]]
 
 
 def look(held: Held, codes: bool) -> Matrix:
@@ -71,7 +75,7 @@ def matrix_pass(
     todo = list(subject.quantized.values())
     bar = progress(sum(one.nbytes for one in todo), "reading codes" if codes else "reading scales")
 
-    def work(held: Held) -> tuple[Matrix | Refusal, Summary | None, list[tuple[Rule, Finding]]]:
+    def one(held: Held) -> Looked:
         try:
             matrix = look(held, codes)
         except (
@@ -85,8 +89,11 @@ def matrix_pass(
         bar.advance(held.nbytes)
         return matrix, summary, found
 
-    with pool.map(work, todo) as results:
-        for matrix, summary, found in results:
+    def work(batch: Sequence[Held]) -> list[Looked]:
+        return [one(held) for held in batch]
+
+    with pool.map(work, _batches(todo, codes)) as results:
+        for matrix, summary, found in chain.from_iterable(results):
             if isinstance(matrix, Refusal):
                 subject.found.layer_refusals.append(matrix)
             else:
@@ -94,6 +101,29 @@ def matrix_pass(
                 subject.add(matrix, summary)
                 yield from found
     bar.done()
+
+
+def _batches(todo: Sequence[Held], codes: bool) -> Iterator[list[Held]]:
+    """Small matrices together, so that a task of a thread costs less than what it does: up to 64 that read a megabyte
+    in all, since results wait for their turn with their grids."""
+    batch: list[Held] = []
+    size = 0
+    for held in todo:
+        batch.append(held)
+        size += held.nbytes if codes else _scale_bytes(held)
+        if len(batch) == BATCH or size >= CHUNK_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _scale_bytes(held: Held) -> int:
+    coded = held.coded
+    assert coded is not None
+    part = coded.how.part("scales")
+    entry = held.checkpoint.entries.get(coded.place.stem + part.suffix) if part is not None else None
+    return entry.nbytes // (coded.place.experts or 1) if entry is not None else 0
 
 
 def float_pass(
