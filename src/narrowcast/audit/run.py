@@ -162,11 +162,12 @@ def _named(found: Iterable[tuple[Rule, Finding]]) -> Iterator[Finding]:
 def _settled(findings: Sequence[Finding], silences: Sequence[Silence]) -> list[Finding]:
     """Sorted by severity and rule, silenced where that was asked for; a refusal of a layer stays only where no other
     error explains it."""
-    explained = {
-        module_of(one.tensor) for one in findings
-        if one.severity == "error" and one.tensor and one.rule != REFUSED
-    }  # fmt: skip
-    kept = [one for one in findings if one.rule != REFUSED or one.tensor not in explained]
+    others = [one for one in findings if one.severity == "error" and one.rule != REFUSED]
+    explained = {module_of(one.tensor) for one in others if one.tensor} | {one.said for one in others}
+    kept = [
+        one for one in findings
+        if one.rule != REFUSED or not explained & ({one.tensor} if one.tensor else {one.said})
+    ]  # fmt: skip
     kept.sort(key=lambda one: (SEVERITIES.index(one.severity or "info"), one.rule))
     return [replace(one, silenced=_reason(one, silences)) for one in kept]
 
