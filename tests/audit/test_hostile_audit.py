@@ -143,3 +143,15 @@ def test_one_sibling_without_input_scale(tmp_path: Path) -> None:
     assert [(one.tensor, one.severity) for one in found] == [(f"{UP}.input_scale", "error")]
     edit(model, {f"{UP}.input_scale": ("F32", np.array(0.004, np.float32))})
     assert "NC152" not in by_rule(model)
+
+
+@pytest.mark.parametrize(
+    ("preset", "container"),
+    [("fp8_dynamic", "compressed-tensors"), ("w4a16", "gptq"), ("nvfp4a16", "modelopt")],
+)
+def test_scales_do_not_say_what_dtype_a_model_has(tmp_path: Path, preset: str, container: str) -> None:
+    """A norm in fp16 among bf16 ones is told beside fp32 and fp16 scales too, and the embedding is not."""
+    norm = "model.layers.0.input_layernorm.weight"
+    model = edit(quantized(tmp_path, preset, container), {norm: ("F16", np.ones(128, np.float16))})
+    found = audit(model, select=["NC403", "NC408"]).findings
+    assert [(one.rule, one.tensor) for one in found] == [("NC408", norm)]

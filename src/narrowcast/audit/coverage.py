@@ -177,8 +177,13 @@ def other_dtype(subject: Subject) -> Iterator[Finding]:
 
 
 def model_dtype(subject: Subject) -> str | None:
-    """The dtype that most plain vectors and matrices of floats have; where two have as many, what the config says."""
-    names = [e.dtype.name for e in subject.checkpoint.entries.values() if e.dtype.name in _FLOATS and e.shape]
+    """The dtype that most plain vectors and matrices of floats have, scales not among them; where two have as many,
+    what the config says."""
+    pieces = subject.contents.consumed if subject.contents is not None else frozenset()
+    names = [
+        entry.dtype.name for name, entry in subject.checkpoint.entries.items()
+        if entry.dtype.name in _FLOATS and entry.shape and name not in pieces and "scale" not in name.rpartition(".")[2]
+    ]  # fmt: skip
     counts = Counter(names).most_common(2)
     if len(counts) == 2 and counts[0][1] == counts[1][1]:
         config, text = subject.config, text_config(subject.config)
