@@ -16,9 +16,8 @@ from audit.editing import edit, parent, quantized
 from narrowcast.audit.opening import open_anyway
 from narrowcast.audit.pair_sample import SAMPLE, strips
 from narrowcast.audit.pair_smoothing import smoothing
-from narrowcast.audit.pairs import look_at_pair, measure
+from narrowcast.audit.pairs import layer_of, look_at_pair, measure
 from narrowcast.audit.parent import usual_underflow
-from narrowcast.audit.parent_model import pair_rows
 from narrowcast.audit.run import audit
 from narrowcast.containers import containers
 from narrowcast.errors import UsageError
@@ -105,18 +104,19 @@ def test_silent_on_what_is_written(tmp_path: Path, container: str, preset: str, 
         assert abs(pair.gap) < 0.5, pair.name  # other scales of shared or searched kinds, on some rows
 
 
-def test_rows_of_the_page(tmp_path: Path) -> None:
+def test_what_is_kept_of_pairs(tmp_path: Path) -> None:
     """SQNRs are those of ``compare``, and shares add up."""
     model = quantized(tmp_path, "nvfp4a16")
     found = audit(model, against=parent(tmp_path), select=["NC7"])
     wanted = {one.name: one.sqnr for one in compare(parent(tmp_path), model).tensors}
-    rows = pair_rows(found.subject)
-    assert len(rows) == 14
-    for row in rows:
-        assert row.sqnr == pytest.approx(wanted[row.name], rel=1e-9)
-        assert row.clipping + row.rounding + row.underflow == pytest.approx(1)
-        assert row.layer in (0, 1)
-        assert row.role in ("attention", "mlp")
+    pairs = [pair for pair in found.subject.pairs.values() if pair.coded is not None]
+    assert len(pairs) == 14
+    for pair in pairs:
+        assert pair.sqnr == pytest.approx(wanted[pair.name], rel=1e-9)
+        shares = (pair.clipping, pair.rounding + pair.beyond, pair.underflow)
+        assert sum(map(pair.share, shares)) == pytest.approx(1)
+        assert layer_of(pair.name) in (0, 1)
+        assert pair.child.role in ("attention", "mlp")
 
 
 @pytest.mark.parametrize("preset", ["fp8_dynamic", "int8", "w4a16_asym", "nvfp4a16"])

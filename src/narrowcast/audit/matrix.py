@@ -8,7 +8,6 @@ say where. Everything lazy here is made at most once, and dropped with the matri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -197,8 +196,3 @@ def _counts(grid: NDArray[np.uint8]) -> Counts:
 def first(mask: NDArray[np.bool_]) -> tuple[int, ...] | None:
     """Coordinates of the first true element."""
     return tuple(int(i) for i in np.unravel_index(int(mask.argmax()), mask.shape)) if mask.any() else None
-
-
-def one_of(names: Sequence[str]) -> str:
-    """Some names in few words."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from math import inf, isfinite, log10
-from typing import NamedTuple
 
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.pair_sample import TILES
@@ -16,31 +15,6 @@ from narrowcast.audit.subject import Subject
 BIT = 20 * log10(2)  # dB of one more bit an element, which a finer scale must beat
 SCALE_BITS = 16
 WORTH = 3.0  # dB beyond its bits
-
-
-class PairRow(NamedTuple):
-    """One quantized matrix beside its original: dB as stored and as its scheme keeps, and shares of the noise."""
-
-    name: str
-    layer: int | None
-    role: str
-    scheme: str
-    sqnr: float
-    expected: float
-    clipping: float
-    rounding: float
-    underflow: float
-
-
-def pair_rows(subject: Subject) -> list[PairRow]:
-    """Every quantized matrix that was compared, in file order."""
-    return [
-        PairRow(
-            pair.name, layer_of(pair.name), pair.child.role, pair.scheme, pair.sqnr, pair.expected,
-            pair.share(pair.clipping), pair.share(pair.rounding + pair.beyond), pair.share(pair.underflow),
-        )
-        for pair in _compared(subject)
-    ]  # fmt: skip
 
 
 def _compared(subject: Subject) -> list[Pair]:

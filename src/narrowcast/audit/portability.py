@@ -132,7 +132,7 @@ def engine_refuses(subject: Subject) -> Iterator[Finding]:
     False alarm: Another version of the engine; the one that is meant is named. Where no engine was asked for (--for),
     it is information.
     """
-    for row in table(subject):
+    for row in subject.where:
         path = row.path
         if path.refusal is not None:
             yield Finding(
@@ -155,7 +155,7 @@ def computed_in_16_bits(subject: Subject) -> Iterator[Finding]:
     """
     if subject.gpu is None:
         return
-    for row in table(subject):
+    for row in subject.where:
         path = row.path
         emulated = path.refusal is None and "emulated" in path.arithmetic
         if path.refusal is None and (emulated or (path.weight_only and row.inputs != "wide")):
@@ -189,7 +189,7 @@ def engine_loads(subject: Subject) -> Iterator[Finding]:
     Fix: Nothing to fix.
     False alarm: It is read from the engine's code at the version that is named, not measured.
     """
-    for row in table(subject):
+    for row in subject.where:
         path = row.path
         if path.refusal is None:
             kernel = path.kernels[0] if path.kernels else "its own code"
@@ -208,7 +208,7 @@ def package_is_needed(subject: Subject) -> Iterator[Finding]:
     Fix: Install the package beside the engine, or choose another preset.
     False alarm: An image that has the package. Where no engine was asked for (--for), it is information.
     """
-    for row in table(subject):
+    for row in subject.where:
         path = row.path
         if path.refusal is None and path.package:
             yield Finding(

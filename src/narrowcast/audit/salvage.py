@@ -12,14 +12,13 @@ only where no kind fits.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from narrowcast.audit.found import Found, Refusal
 from narrowcast.errors import CheckpointError, InputError, NarrowcastError
 from narrowcast.store.checkpoint import CONFIG_KINDS, Checkpoint
-from narrowcast.store.folder import CONFIG, FAMILY, INDEX, INDEX_ENDING, SECOND_COPY, is_foreign
+from narrowcast.store.folder import CONFIG, FAMILY, INDEX, INDEX_ENDING, SECOND_COPY, below, is_foreign
 from narrowcast.store.safetensors import Entry, Reader
 
 WEIGHTS = ".safetensors"
@@ -90,18 +89,8 @@ def walk(root: Path, refusals: list[Refusal]) -> tuple[tuple[Path, ...], tuple[P
             Refusal(InputError("a folder cannot be read", where=error.filename, got=error.strerror))
         )
 
-    seen = {os.path.realpath(root)}
-    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=note):
-        keep = []
-        for name in sorted(subfolders):
-            real = os.path.realpath(os.path.join(folder, name))
-            if not name.startswith(".") and real not in seen:
-                seen.add(real)
-                keep.append(name)
-        subfolders[:] = keep
-        for name in names:
-            file = Path(folder, name)
-            (files if file.is_file() else others).append(file.relative_to(root))
+    for file in below(root, note):
+        (files if file.is_file() else others).append(file.relative_to(root))
     return tuple(sorted(files)), tuple(sorted(others))
 
 

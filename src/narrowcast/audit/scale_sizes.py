@@ -108,12 +108,6 @@ def _reciprocal(tensor: str, amax: float, stored: float, turned: float) -> Findi
     )  # fmt: skip
 
 
-def _turn(tensor: str) -> str:
-    if tensor.endswith((_MULTIPLIER, _DIVISOR)):
-        return "store the reciprocal: a divisor is weight_global_scale, a multiplier weight_scale_2"
-    return "store the reciprocal of every scale: readers multiply by them, whatever their name"
-
-
 def _two_levels(subject: Subject) -> Iterator[tuple[str, Entry, Entry]]:
     """Modules of packed codes with block scales in E4M3 and one scale above them: name, outer scale, block scales."""
     for module, pieces in subject.pieces.items():

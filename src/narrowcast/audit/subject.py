@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from narrowcast.audit.cache_sample import Sample
     from narrowcast.audit.config_said import Kept, Layer
     from narrowcast.audit.pairs import Pair
+    from narrowcast.audit.portability import Where
     from narrowcast.hardware.gpus import GPU
 
 
@@ -150,6 +151,13 @@ class Subject:
         from narrowcast.audit.config_said import kept, taken
 
         return taken(kept(self), list(self.layers))
+
+    @cached_property
+    def where(self) -> list[Where]:
+        """What each engine that is asked about makes of each scheme."""
+        from narrowcast.audit.portability import table
+
+        return table(self)
 
     @cached_property
     def originals(self) -> dict[str, Held]:

@@ -132,9 +132,10 @@ def _wanted(before: Audit, only: Sequence[str], unity: bool) -> list[str]:
     """The repairs to try, in order. Those of tensors see for themselves whether there is anything to do; a config or
     an index is written anew only where something is said against it."""
     found, said = before.subject.found, {one.repair for one in before.findings}
-    config = bool(said & {"config", "ignore"}) or any(r.module is None for r in found.layer_refusals)
     asked = {"fused_outer", "kv_names"} | ({"unity_kv"} if unity else set())
-    asked |= {"config"} if config or found.layer_refusals or found.opened is None else set()
+    asked |= (
+        {"config"} if said & {"config", "ignore"} or found.layer_refusals or found.opened is None else set()
+    )
     asked |= {"index"} if "index" in said or found.file_refusals else set()
     chosen = {ALIASES.get(name, name) for name in only}
     return [name for name in MENDS if name in asked and (not chosen or name in chosen)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from narrowcast.audit.findings import Finding
-from narrowcast.audit.portability import Where, table
+from narrowcast.audit.portability import Where
 from narrowcast.audit.run import Audit
 from narrowcast.hardware.engines import ENGINES
 from narrowcast.report import tables
@@ -17,7 +17,7 @@ def where(found: Audit) -> list[Where]:
     """The rows; none where no rule looked, or nothing is quantized."""
     if not any(rule.code in TOLD for rule in found.ran):
         return []
-    return table(found.subject)
+    return found.subject.where
 
 
 def told(finding: Finding) -> bool:

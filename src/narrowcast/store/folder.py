@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,10 @@ def read_object(path: Path) -> tuple[bytes, dict[str, Any]]:
     return content, parsed
 
 
-def listed(root: Path) -> list[Path]:
-    """Every file below root, relative and sorted, symlinks followed, hidden folders left out."""
-
-    def refuse(error: OSError) -> None:  # os.walk would leave the folder out without a word
-        raise _unreadable(error)
-
-    files, seen = [], {os.path.realpath(root)}
-    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=refuse):
+def below(root: Path, onerror: Callable[[OSError], object]) -> Iterator[Path]:
+    """Whatever is below root and no folder; links to folders are followed, each folder once, hidden ones left out."""
+    seen = {os.path.realpath(root)}
+    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=onerror):
         keep = []
         for name in sorted(subfolders):
             real = os.path.realpath(os.path.join(folder, name))
@@ -109,7 +106,16 @@ def listed(root: Path) -> list[Path]:
                 seen.add(real)
                 keep.append(name)
         subfolders[:] = keep
-        files += [Path(folder, name) for name in names]
+        yield from (Path(folder, name) for name in names)
+
+
+def listed(root: Path) -> list[Path]:
+    """Every file below root, relative and sorted, symlinks followed, hidden folders left out."""
+
+    def refuse(error: OSError) -> None:  # os.walk would leave the folder out without a word
+        raise _unreadable(error)
+
+    files = list(below(root, refuse))
     for file in files:
         if not os.path.exists(file):
             raise CheckpointError(
