@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import toys
-from audit.editing import at, edit, parent, quantized
+from audit.editing import at, edit, edit_config, parent, quantized
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.run import audit
 
@@ -155,3 +155,10 @@ def test_scales_do_not_say_what_dtype_a_model_has(tmp_path: Path, preset: str, c
     model = edit(quantized(tmp_path, preset, container), {norm: ("F16", np.ones(128, np.float16))})
     found = audit(model, select=["NC403", "NC408"]).findings
     assert [(one.rule, one.tensor) for one in found] == [("NC408", norm)]
+
+
+def test_a_contradiction_of_configs_is_said_once(tmp_path: Path) -> None:
+    """The container's refusal names no layer; the rule that says the same stands for it."""
+    model = quantized(tmp_path, "nvfp4a16", "modelopt")
+    edit_config(model, lambda config: config["quantization_config"]["ignore"].append("lm_haed"))
+    assert [one.rule for one in audit(model).findings if one.severity == "error"] == ["NC530"]
