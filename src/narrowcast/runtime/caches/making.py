@@ -1,0 +1,116 @@
+"""Caches for a model: the same mode in every attention layer, but for those that are told to stay wide.
+
+    make = CacheFactory(model.config, "fp8_e4m3", scales);   model.generate(..., past_key_values=make());   make.lost
+
+Layers that hold no keys and values (state-space layers, layers that reuse another's) are transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, Cache, get_layer_types_and_kwargs
+
+from narrowcast.errors import UsageError
+from narrowcast.runtime.caches.layer import CodedLayer, LayerLost, Side
+from narrowcast.runtime.caches.modes import CacheMode, cache_mode
+from narrowcast.runtime.caches.scales import UNITY, KVScales, scale_of
+
+ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+class CodedCache(Cache):
+    """A transformers Cache whose layers are encoded; ``mode`` None: none of them is."""
+
+    def __init__(self, mode: CacheMode | None, layers: list[Any]) -> None:
+        super().__init__(layers=layers)
+        self.mode = mode
+
+    @property
+    def coded(self) -> list[CodedLayer]:
+        return [layer for layer in self.layers if isinstance(layer, CodedLayer)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values in memory, tokens that are kept wide included."""
+        return sum(layer.k.nbytes + layer.v.nbytes for layer in self.coded)
+
+
+class CacheFactory:
+    """Makes empty caches of one kind, and counts in ``lost``, by layer, what all of them clipped."""
+
+    def __init__(
+        self,
+        config: Any,
+        mode: str | None,
+        scales: KVScales | None = None,
+        *,
+        skip_layers: Collection[int] = (),
+        keep_first: int = 0,
+        keep_last: int = 0,
+    ) -> None:
+        """``config`` is the model's; ``skip_layers`` are indices of layers that stay wide.
+
+        Raises UsageError for an unknown mode, a head size that the mode does not take, layers that do not exist, and
+        scales that do not fit the mode; InputError for scales that are no positive numbers.
+        """
+        self.config = config.get_text_config(decoder=True)
+        self.mode = None if mode is None else cache_mode(mode)
+        self.scales = scales or UNITY
+        self.keep_first, self.keep_last = keep_first, keep_last
+        self.types, self.arguments = get_layer_types_and_kwargs(self.config)
+        self.skip = frozenset(skip_layers)
+        strange = sorted(self.skip - set(range(len(self.types))))
+        if strange:
+            raise UsageError("no such layer to keep wide", got=strange, wanted=f"0 to {len(self.types) - 1}")
+        self.lost: dict[int, LayerLost] = {}
+        self._check_scales()
+
+    def _check_scales(self) -> None:
+        if self.mode is None:
+            return
+        for side in ("k", "v"):
+            for layer in getattr(self.scales, side):
+                found = scale_of(getattr(self.scales, side), layer, side)
+                if found.numel() > 1 and self.mode.scales != "head":
+                    raise UsageError(
+                        "this mode has one scale for all heads",
+                        where=f"{self.mode.name}, {side}_scale of layer {layer}",
+                        got=f"{found.numel()} scales",
+                        wanted="one",
+                        remedy="use fp8_head",
+                    )
+
+    def __call__(self) -> CodedCache:
+        return CodedCache(self.mode, [self._layer(i) for i in range(len(self.types))])
+
+    def _layer(self, i: int) -> Any:
+        if self.types[i] not in ATTENTION:
+            return DYNAMIC_LAYER_TYPE_MAPPING[self.types[i]](**self.arguments[i])
+        lost = self.lost.setdefault(i, LayerLost())
+        k, v = scale_of(self.scales.k, i, "k"), scale_of(self.scales.v, i, "v")
+        q = scale_of(self.scales.q, i, "q") if i in self.scales.q else k
+        if self.mode is None or i in self.skip:
+            return CodedLayer(Side(None, 0, 0, lost.k), Side(None, 0, 0, lost.v), q)
+        return CodedLayer(self._side(k, lost.k), self._side(v, lost.v), q)
+
+    def _side(self, scale: torch.Tensor, lost: Any) -> Side:
+        assert self.mode is not None
+        return Side(self.mode.codec(scale), self.keep_first, self.keep_last, lost)
+
+
+def make_cache(
+    config: Any,
+    mode: str | None,
+    scales: KVScales | None = None,
+    *,
+    skip_layers: Collection[int] = (),
+    keep_first: int = 0,
+    keep_last: int = 0,
+) -> CodedCache:
+    """One empty cache; see CacheFactory."""
+    return CacheFactory(
+        config, mode, scales, skip_layers=skip_layers, keep_first=keep_first, keep_last=keep_last
+    )()
