@@ -10,12 +10,17 @@ Power-of-two scales are one family. With amax = μ·2^k, 1 ≤ μ < 2, and eleme
     even        μ ≥ 2 - 2^-(m+1)  round amax to the element's mantissa (of its top binade) first
     bump(t)     μ ≥ t             1.75 is ``even`` for E2M1, 1.8125 the tuned "7.25" rule
 
+``log2`` is no threshold: ceil(log2(amax / max)) with both rounded to fp32, as vLLM and torch compute it; where the
+logarithm rounds down to an integer, the largest element saturates.
+
 Scales with a mantissa: ``amax`` divides by the span and rounds to nearest even into the stored format.
 ``minmax`` spans [min(x, 0), max(x, 0)] and adds a zero point. Outer levels: ``pow2`` is the smallest power
 of two ≥ amax / (span · largest inner scale), which inverts exactly, ``amax`` the quotient itself, and
-``four_over_six`` leaves inner scales room to grow by 1.5 (256 instead of 448).
+``four_over_six`` leaves inner scales room to grow by 1.5 (256 instead of 448). An engine's ``inverse`` is the
+reciprocal of the rounded divisor (span · largest inner scale) / amax.
 
-A scale of a nonzero tile is never zero, subnormal in fp32, infinite or NaN; an all-zero tile has scale 1.
+A scale of a nonzero tile is never zero, subnormal in fp32, infinite or NaN; an all-zero tile has scale 1, or the
+level's floor.
 """
 
 from __future__ import annotations
@@ -121,6 +126,14 @@ def power_of_two_codes(
     return np.where(amax == 0, zero, byte).astype(np.uint8)
 
 
+def _logarithm_codes(amax: NDArray[Any], element: Format) -> NDArray[np.uint8]:
+    """E8M0 bytes by the rule ``log2``; an all-zero tile has byte 0, as every tile below the format has."""
+    smallest = np.float32(SMALLEST_FP32_SCALE)
+    value = np.maximum(amax.astype(np.float32), smallest) / np.float32(element.max)
+    exponent = np.ceil(np.log2(value.astype(np.float64)).astype(np.float32))
+    return np.clip(exponent + E8M0.bias, 0, E8M0.max_code).astype(np.uint8)
+
+
 def store_scale(value: NDArray[Any], fmt: Format) -> NDArray[Any]:
     """Positive scales as stored: fp32 as float32, narrower formats as codes; never zero or subnormal fp32."""
     if fmt is FP32:
@@ -149,6 +162,8 @@ def outer_scale(amax: NDArray[Any], scheme: Scheme, source: Format = FP32) -> F3
     level = scheme.scales[-1]
     if len(scheme.scales) == 1:
         return load_scale(inner_scale(amax, scheme, None, source), level.format)
+    if level.rule == "inverse":
+        return _inverted_divisor(amax, scheme)
     if level.rule not in OUTER_RULES:
         raise UsageError("unknown rule of an outer scale", got=level.rule, wanted=", ".join(OUTER_RULES))
     reach = scheme.span * (256.0 if level.rule == "four_over_six" else scheme.inner.format.max)
@@ -160,6 +175,15 @@ def outer_scale(amax: NDArray[Any], scheme: Scheme, source: Format = FP32) -> F3
         value = np.ldexp(1.0, exponent - (half == 0.5))
     value = np.maximum(value, SMALLEST_OUTER).astype(np.float32)
     return np.where(amax == 0, np.float32(1), value)
+
+
+def _inverted_divisor(amax: NDArray[Any], scheme: Scheme) -> F32:
+    """1 / (reach / amax) in fp32, with amax at least what gives the level's floor."""
+    reach = np.float32(scheme.span * scheme.inner.format.max)
+    raised = np.maximum(amax, np.float32(scheme.scales[-1].floor * reach)).astype(np.float32)
+    with np.errstate(divide="ignore"):
+        value: F32 = np.float32(1) / (reach / raised)
+    return np.where(raised == 0, np.float32(1), value)
 
 
 def _dividing_scale(amax: NDArray[Any], reach: float, source: Format) -> F32:
@@ -177,6 +201,8 @@ def _dividing_scale(amax: NDArray[Any], reach: float, source: Format) -> F32:
 def inner_scale(amax: NDArray[Any], scheme: Scheme, outer: F32 | None, source: Format = FP32) -> NDArray[Any]:
     """Stored innermost scales for tile maxima, given the outer scales they will be multiplied by."""
     level, arithmetic = scheme.inner, scheme.arithmetic
+    if level.rule == "log2":
+        return _logarithm_codes(amax, scheme.element)
     if level.format is E8M0:
         zero_tile = arithmetic.zero_tile
         if zero_tile == "eps" and source is FP16:
@@ -199,6 +225,8 @@ def tile_scale(
     value: NDArray[Any], empty: NDArray[np.bool_], level: Scale, arithmetic: Arithmetic, source: Format
 ) -> NDArray[Any]:
     """Tile scales as stored, with the scheme's scale where a tile is empty (or, for a peer, rounds to zero)."""
+    if level.floor:
+        return store_scale(np.maximum(value, np.float32(level.floor)), level.format)
     if arithmetic.zero_tile == "eps":
         stored = value.astype(np.float32) if level.format is FP32 else encode(value, level.format).codes
         empty = load_scale(stored, level.format) == 0

@@ -59,6 +59,7 @@ class Scale:
 
     ``span`` is the magnitude that a tile's amax is mapped onto; None means the element's largest value.
     ``divides`` marks a level whose stored value divides when decoding (compressed-tensors' global scale).
+    ``floor`` is the least scale that is stored, also for an all-zero tile (0: as ``scaling`` says).
     """
 
     format: Format
@@ -66,6 +67,7 @@ class Scale:
     rule: str
     span: float | None = None
     divides: bool = False
+    floor: float = 0.0
 
     def count(self, shape: Shape) -> int:
         """Number of scales of a tensor of this shape."""
@@ -79,13 +81,13 @@ class Scale:
 class Arithmetic:
     """Where the bits of a quantizer come from.
 
-    ``operation``: x / s, or x · (1 / s). ``precision``: fp32; fp64 (an oracle); or "source", where every
+    ``operation``: x / s, or x · (1 / s), or x · (span / amax) ("inverse"). ``precision``: fp32; fp64 (an oracle); or "source", where every
     intermediate is rounded to the source's dtype, as libraries do that never leave bf16.
     ``order``: with a zero point, "clamp_first" rounds clamp(x / s + z), "round_first" clamps round(x / s) + z.
     ``zero_tile``: the scale of an all-zero tile, 1.0 or the epsilon of the scale's format ("eps"; byte 0 for E8M0).
     """
 
-    operation: Literal["divide", "reciprocal"] = "divide"
+    operation: Literal["divide", "reciprocal", "inverse"] = "divide"
     precision: Literal["fp32", "fp64", "source"] = "fp32"
     order: Literal["clamp_first", "round_first"] = "clamp_first"
     zero_tile: Literal["one", "eps"] = "one"

@@ -142,6 +142,10 @@ def _unsupported(scheme: Scheme) -> str | None:
     level, last, (rows, cols) = scheme.inner, scheme.scales[-1], scheme.inner.tile
     if level.format not in SCALE_KINDS:
         return f"no compiled kernel stores {level.format.name} scales"
+    if any(scale.floor for scale in scheme.scales):
+        return "no compiled kernel keeps scales above a floor"
+    if level.format is E8M0 and level.rule == "log2":
+        return "no compiled kernel computes logarithms"
     if level.format is not E8M0 and level.rule not in MANTISSA_RULES:
         return f"no compiled kernel for the rule {level.rule}"
     if cols % UNIT or (cols and not rows):
@@ -165,7 +169,7 @@ def _run(name: str, carrier: np.dtype[Any], scheme: Scheme, fused: Packing, *arg
 
 def call(function: Kernel, *arguments: Any) -> None:
     """Call a kernel with the addresses of arrays; they stay alive because the caller's tuple holds them."""
-    function(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
+    function(*[a.__array_interface__["data"][0] if isinstance(a, np.ndarray) else a for a in arguments])
 
 
 def _carrier(stored: NDArray[Any], source: Format) -> NDArray[Any]:

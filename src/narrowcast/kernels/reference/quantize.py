@@ -66,10 +66,21 @@ def quantize(
         stored = inner_scale(reduce_tiles(np.abs(x), scheme.inner.tile), scheme, outer, source)
         divisor = element_divisor(stored, scheme, outer)
         levels = (stored,) if outer is None else (stored, outer)
-    y = divide(x, spread(divisor, scheme.inner.tile, x.shape), scheme, source)
+    if scheme.arithmetic.operation == "inverse":
+        factor = inverse_scale(reduce_tiles(np.abs(x), scheme.inner.tile), scheme)
+        y = x * spread(factor, scheme.inner.tile, x.shape)
+    else:
+        y = divide(x, spread(divisor, scheme.inner.tile, x.shape), scheme, source)
     if scheme.arithmetic.precision == "source" and scheme.element is not E2M3:
         y = y + 0.0  # the peer adds a zero point of 0 or multiplies by sign(x): minus zero becomes zero
     return QTensor(scheme, encode(y, scheme.element).codes, levels)
+
+
+def inverse_scale(amax: F32, scheme: Scheme) -> F32:
+    """span / amax in fp32, what the arithmetic "inverse" multiplies by; 0 where a tile is empty."""
+    with np.errstate(divide="ignore"):
+        factor = np.float32(scheme.span) / amax
+    return np.where(amax == 0, np.float32(0), factor)
 
 
 def divide(x: F32, divisor: F32, scheme: Scheme, source: Format) -> NDArray[Any]:
