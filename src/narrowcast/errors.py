@@ -7,7 +7,8 @@
         ├── CheckpointError    shards, index and config that do not fit together
         ├── NonFiniteError     NaN or infinity where a format or a job has no place for it
         ├── RangeError         a value outside the format's range under overflow="error"
-        └── StorageError       the disk is full, read-only or another job's
+        ├── StorageError       the disk is full, read-only or another job's
+        └── IncomparableError  4: two things that measure nothing beside each other
 
 A message is one line of fact plus indented lines for the facets that are known, so that it reads well in a
 terminal and survives being pasted into a bug report. Nothing here formats tracebacks: the CLI prints
@@ -69,3 +70,9 @@ class RangeError(InputError):
 
 class StorageError(InputError):
     """The destination cannot take the result: full, read-only, or holding another job."""
+
+
+class IncomparableError(InputError):
+    """A comparison that would mean nothing: other token ids, another vocabulary, predictions that are NaN."""
+
+    exit_code = 4
