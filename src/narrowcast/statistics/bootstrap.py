@@ -12,8 +12,10 @@ arXiv 1411.5279). Below ``FEW`` no resample can reach beyond the documents that 
 the t interval of the linearised ratio (cluster-robust with CR1's factor). With one document nothing is known of the
 others: the interval is the whole line.
 
-Left out: the bias-corrected accelerated interval. Where documents are few and skewed, which is where it would matter,
-its acceleration comes from the same few documents.
+Left out: the bias-corrected accelerated interval. Simulated here, ratios over 10 to 50 documents: it covers one
+point more of strongly skewed documents (lognormal, σ = 1) and one less of normal ones. No interval can repair what
+few skewed documents leave unseen: 10 such documents give 84 % where 95 % was asked, 50 give 90 %; at σ = 0.5 it is
+91 and 93 %.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from narrowcast.errors import UsageError
 from narrowcast.statistics.quantiles import NORMAL, t_quantile
 
 FEW = 10
-Method = Literal["bootstrap", "t", "none", "score"]
+Method = Literal["bootstrap", "t", "none", "score", "mixture", "identical"]
 _Doubles = NDArray[np.float64]
 _DRAWS = 1 << 22  # numbers drawn at once: a bound on memory
 
@@ -102,8 +104,8 @@ def standard_error(sums: ArrayLike, counts: ArrayLike) -> float:
 
 def by_cluster(values: ArrayLike, clusters: NDArray[np.integer]) -> tuple[_Doubles, _Doubles]:
     """Sums and counts per cluster of ``values``, one value per question; clusters are numbered from 0."""
-    sums: _Doubles = np.bincount(clusters, np.asarray(values, np.float64))
-    return sums, np.bincount(clusters).astype(np.float64)
+    sums = np.bincount(clusters, np.asarray(values, np.float64))
+    return sums.astype(np.float64), np.bincount(clusters).astype(np.float64)
 
 
 def _checked(sums: ArrayLike, counts: ArrayLike) -> tuple[_Doubles, _Doubles]:

@@ -1,4 +1,4 @@
-"""Quantiles of the normal and of Student's t distribution, and the normal distribution itself.
+"""Quantiles of the normal and of Student's t distribution.
 
 The t distribution with an integer number of degrees of freedom ν has a finite sum as its distribution function
 (Abramowitz and Stegun 26.7.3 and 26.7.4, with θ = arctan(t/√ν)), which is monotone in θ and inverted by
@@ -7,7 +7,7 @@ bisection. From ν = 200 on the expansion 26.7.5 in powers of 1/ν is exact to 1
 
 from __future__ import annotations
 
-from math import atan, cos, inf, pi, sin, sqrt, tan
+from math import cos, inf, pi, sin, sqrt, tan
 from statistics import NormalDist
 
 NORMAL = NormalDist()
@@ -32,13 +32,6 @@ def t_quantile(share: float, freedom: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _between(middle, freedom) < inside else (low, middle)
     return tan((low + high) / 2) * sqrt(freedom)
-
-
-def two_sided_t(t: float, freedom: int) -> float:
-    """P(|T| >= ``t``) for fewer than 200 degrees of freedom, the normal distribution's beyond."""
-    if freedom >= _MANY:
-        return 2 * NORMAL.cdf(-abs(t))
-    return max(0.0, 1 - _between(atan(abs(t) / sqrt(freedom)), freedom))
 
 
 def _between(angle: float, freedom: int) -> float:
