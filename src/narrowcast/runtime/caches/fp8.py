@@ -4,10 +4,11 @@
     read    x' = fp32(code) · scale, one rounding to the run's dtype
 
 This is what vLLM's ``reshape_and_cache`` kernels store and what its attention backends read (an FP8 code goes through
-half on the way, which holds every E4M3 and E5M2 number). Infinity saturates; NaN stays NaN.
+half on the way, which holds every E4M3 and E5M2 number). Infinity saturates; NaN stays NaN. SGLang's memory pool
+divides in the model's dtype, so that a quotient is rounded twice; that is left out.
 
-Error of an element that is not clipped, before the last rounding: at most 2^-4 |x| in E4M3 (2^-3 in E5M2), or half a
-subnormal step, 2^-10 · scale (2^-17 · scale), whichever is larger.
+Error of an element that is not clipped, before the last rounding and but for fp32's own 2^-23 |x|: at most 2^-4 |x| in
+E4M3 (2^-3 in E5M2), or half a subnormal step, 2^-10 · scale (2^-17 · scale), whichever is larger.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+from narrowcast.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -25,25 +28,28 @@ class Fp8:
     scale: torch.Tensor
 
     @property
-    def largest(self) -> float:
-        return torch.finfo(self.number).max
-
-    @property
     def by_head(self) -> torch.Tensor:
         """The scale as it meets [batch, heads, tokens, dim]."""
         return self.scale.reshape(-1, 1, 1)
 
-    def encode(self, x: torch.Tensor) -> torch.Tensor:
+    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Raises UsageError where there is neither one scale nor one for each head."""
+        if self.scale.numel() not in (1, x.shape[1]):
+            got, wanted = f"{self.scale.numel()} scales", f"one, or {x.shape[1]}: one for each head"
+            raise UsageError("KV scales do not fit the layer", got=got, wanted=wanted)
         scaled = x.float() / self.by_head
-        return scaled.clamp(-self.largest, self.largest).to(self.number).view(torch.uint8)
+        largest = torch.finfo(self.number).max
+        return saturated(scaled, self.number).view(torch.uint8), int((scaled.abs() > largest).sum())
 
-    def values(self, rows: torch.Tensor) -> torch.Tensor:
-        """The codes as numbers, float32, without their scale."""
+    def codes(self, rows: torch.Tensor) -> torch.Tensor:
+        """The codes as float32 numbers, without their scale."""
         return rows.view(self.number).float()
 
     def decode(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return (self.values(rows) * self.by_head).to(dtype)
+        return (self.codes(rows) * self.by_head).to(dtype)
 
-    def clipped(self, x: torch.Tensor) -> int:
-        """How many elements lie beyond the largest code."""
-        return int((x.float().abs() / self.by_head > self.largest).sum())
+
+def saturated(x: torch.Tensor, number: torch.dtype) -> torch.Tensor:
+    """Float32 numbers cast to an FP8 dtype, ties to even; what is out of range, infinity too, becomes the largest."""
+    largest = torch.finfo(number).max
+    return x.clamp(-largest, largest).to(number)

@@ -19,27 +19,30 @@ from typing import Any
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from narrowcast.runtime.caches.modes import Codec
+from narrowcast.runtime.caches.modes import CacheMode, Codec
 
 
 @dataclass
-class Lost:
-    """Elements that were encoded, and how many of them lay beyond the largest that the scale allows."""
+class Seen:
+    """What one side of a layer was given: ``elements`` that were encoded, ``clipped`` ones that lay beyond what the
+    scale reaches, and ``token_bytes``, what a token takes, all heads together."""
 
     elements: int = 0
     clipped: int = 0
+    token_bytes: int = 0
 
     @property
     def share(self) -> float:
+        """Of the encoded elements, those that were clipped."""
         return self.clipped / self.elements if self.elements else 0.0
 
 
 @dataclass
-class LayerLost:
-    """What a layer lost, keys and values apart."""
+class LayerSeen:
+    """Keys and values of one layer, apart."""
 
-    k: Lost = field(default_factory=Lost)
-    v: Lost = field(default_factory=Lost)
+    k: Seen = field(default_factory=Seen)
+    v: Seen = field(default_factory=Seen)
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,22 @@ class Kept:
 
 
 class Side:
-    """Keys or values of one layer [batch, heads, tokens, dim]."""
+    """Keys or values of one layer [batch, heads, tokens, dim]; ``mode`` None encodes nothing."""
 
-    def __init__(self, codec: Codec | None, keep_first: int, keep_last: int, lost: Lost) -> None:
-        self.codec, self.keep_first, self.keep_last, self.lost = codec, keep_first, keep_last, lost
+    def __init__(
+        self, mode: CacheMode | None, scale: torch.Tensor, seen: Seen, keep_first: int = 0, keep_last: int = 0
+    ) -> None:
+        self.mode, self.seen, self.keep_first, self.keep_last = mode, seen, keep_first, keep_last
+        self.codec = None if mode is None else mode.codec(scale)
         self.first: torch.Tensor | None = None
         self.rows: torch.Tensor | None = None
         self.last: torch.Tensor | None = None
 
     def add(self, x: torch.Tensor) -> None:
         """Put tokens behind those that are there."""
+        heads, dim = x.shape[1], x.shape[-1]
+        row = dim * x.element_size() if self.mode is None else self.mode.row_bytes(dim)
+        self.seen.token_bytes = heads * row
         if self.codec is None:
             self.first = _joined(self.first, x)
             return
@@ -83,9 +92,10 @@ class Side:
 
     def _encode(self, x: torch.Tensor) -> None:
         assert self.codec is not None
-        self.lost.elements += x.numel()
-        self.lost.clipped += self.codec.clipped(x)
-        self.rows = _joined(self.rows, self.codec.encode(x))
+        rows, clipped = self.codec.encode(x)
+        self.seen.elements += x.numel()
+        self.seen.clipped += clipped
+        self.rows = _joined(self.rows, rows)
 
     def read(self, dtype: torch.dtype) -> torch.Tensor:
         """Everything in the run's dtype, in order."""

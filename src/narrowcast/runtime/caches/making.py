@@ -1,6 +1,6 @@
 """Caches for a model: the same mode in every attention layer, but for those that are told to stay wide.
 
-    make = CacheFactory(model.config, "fp8_e4m3", scales);   model.generate(..., past_key_values=make());   make.lost
+    make = CacheFactory(model.config, "fp8_e4m3", scales);   model.generate(..., past_key_values=make());   make.seen
 
 Layers that hold no keys and values (state-space layers, layers that reuse another's) are transformers' own.
 """
@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import torch
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, Cache, get_layer_types_and_kwargs
 
 from narrowcast.errors import UsageError
-from narrowcast.runtime.caches.layer import CodedLayer, LayerLost, Side
+from narrowcast.runtime.caches.layer import CodedLayer, LayerSeen, Side
 from narrowcast.runtime.caches.modes import CacheMode, cache_mode
 from narrowcast.runtime.caches.scales import UNITY, KVScales, scale_of
 
@@ -39,7 +38,7 @@ class CodedCache(Cache):
 
 
 class CacheFactory:
-    """Makes empty caches of one kind, and counts in ``lost``, by layer, what all of them clipped."""
+    """Makes empty caches of one kind, and notes in ``seen``, by layer, what went into all of them."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class CacheFactory:
         strange = sorted(self.skip - set(range(len(self.types))))
         if strange:
             raise UsageError("no such layer to keep wide", got=strange, wanted=f"0 to {len(self.types) - 1}")
-        self.lost: dict[int, LayerLost] = {}
+        self.seen: dict[int, LayerSeen] = {}
         self._check_scales()
 
     def _check_scales(self) -> None:
@@ -89,16 +88,18 @@ class CacheFactory:
     def _layer(self, i: int) -> Any:
         if self.types[i] not in ATTENTION:
             return DYNAMIC_LAYER_TYPE_MAPPING[self.types[i]](**self.arguments[i])
-        lost = self.lost.setdefault(i, LayerLost())
+        seen = self.seen.setdefault(i, LayerSeen())
         k, v = scale_of(self.scales.k, i, "k"), scale_of(self.scales.v, i, "v")
         q = scale_of(self.scales.q, i, "q") if i in self.scales.q else k
         if self.mode is None or i in self.skip:
-            return CodedLayer(Side(None, 0, 0, lost.k), Side(None, 0, 0, lost.v), q)
-        return CodedLayer(self._side(k, lost.k), self._side(v, lost.v), q)
+            return CodedLayer(Side(None, k, seen.k), Side(None, v, seen.v), q)
+        keep = self.keep_first, self.keep_last
+        return CodedLayer(Side(self.mode, k, seen.k, *keep), Side(self.mode, v, seen.v, *keep), q)
 
-    def _side(self, scale: torch.Tensor, lost: Any) -> Side:
-        assert self.mode is not None
-        return Side(self.mode.codec(scale), self.keep_first, self.keep_last, lost)
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that a token takes in all layers, once the caches have seen one; tokens kept wide are not counted."""
+        return sum(seen.k.token_bytes + seen.v.token_bytes for seen in self.seen.values())
 
 
 def make_cache(

@@ -14,24 +14,26 @@ from typing import Protocol
 import torch
 
 from narrowcast.errors import UsageError
+from narrowcast.runtime.caches.blocks import Fp4Block16, Mxfp8, Nvfp4
+from narrowcast.runtime.caches.dynamic import PerTokenHead
 from narrowcast.runtime.caches.fp8 import Fp8
+from narrowcast.runtime.caches.rotated import RotatedInt4
 
 
 class Codec(Protocol):
-    """One formula with its scale: vectors [batch, heads, tokens, dim] to rows uint8 [batch, heads, tokens, bytes]."""
+    """One formula with its scale: vectors [batch, heads, tokens, dim] to rows uint8 [batch, heads, tokens, bytes], and
+    how many elements were out of reach."""
 
-    def encode(self, x: torch.Tensor) -> torch.Tensor: ...
+    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, int]: ...
 
     def decode(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor: ...
-
-    def clipped(self, x: torch.Tensor) -> int: ...
 
 
 @dataclass(frozen=True)
 class CacheMode:
     """``codec`` makes the formula from a scale, float32 [1] or [heads]; ``row_bytes`` is what a head of so many
-    elements takes for one token, K or V; ``scales``: "tensor", "head", "global" or "data" (from the row itself);
-    ``multiple``: head sizes that it takes; ``engines`` as they spell it."""
+    elements takes for one token, K or V; ``scales`` says which are known beforehand: "tensor", "head", "global" (on
+    top of those in the row) or "none"; ``engines`` run it, as they spell it."""
 
     name: str
     summary: str
@@ -39,29 +41,84 @@ class CacheMode:
     scales: str
     row_bytes: Callable[[int], int]
     codec: Callable[[torch.Tensor], Codec]
-    multiple: int = 1
-
-
-def _fp8(number: torch.dtype) -> Callable[[torch.Tensor], Codec]:
-    return lambda scale: Fp8(number, scale)
 
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 _ROWS = (
     CacheMode(
-        "fp8_e4m3", "FP8 E4M3, one scale for all keys of a layer and one for all values",
-        ("vLLM fp8, fp8_e4m3", "SGLang fp8_e4m3", "TensorRT-LLM fp8"), "tensor", lambda n: n, _fp8(_E4M3),
+        "fp8_e4m3",
+        "FP8 E4M3, one scale for all keys of a layer and one for all values",
+        ("vLLM fp8, fp8_e4m3", "SGLang fp8_e4m3", "TensorRT-LLM FP8"),
+        "tensor",
+        lambda dim: dim,
+        lambda scale: Fp8(_E4M3, scale),
     ),
     CacheMode(
-        "fp8_e5m2", "FP8 E5M2, one scale for all keys of a layer and one for all values",
-        ("vLLM fp8_e5m2", "SGLang fp8_e5m2"), "tensor", lambda n: n, _fp8(_E5M2),
+        "fp8_e5m2",
+        "FP8 E5M2, one scale for all keys of a layer and one for all values",
+        ("vLLM fp8_e5m2", "SGLang fp8_e5m2"),
+        "tensor",
+        lambda dim: dim,
+        lambda scale: Fp8(_E5M2, scale),
     ),
     CacheMode(
-        "fp8_head", "FP8 E4M3, one scale for each head, keys and values apart",
-        ("vLLM with a compressed-tensors attn_head checkpoint",), "head", lambda n: n, _fp8(_E4M3),
+        "fp8_head",
+        "FP8 E4M3, one scale for each head, keys and values apart",
+        ("vLLM, from a compressed-tensors checkpoint with strategy attn_head",),
+        "head",
+        lambda dim: dim,
+        lambda scale: Fp8(_E4M3, scale),
     ),
-)  # fmt: skip
+    CacheMode(
+        "fp8_per_token_head",
+        "FP8 E4M3 with an fp32 scale for each token and head, from its own maximum",
+        ("vLLM fp8_per_token_head",),
+        "none",
+        lambda dim: dim + 4,
+        lambda scale: PerTokenHead(_E4M3),
+    ),
+    CacheMode(
+        "int8_per_token_head",
+        "INT8 with an fp32 scale for each token and head, from its own maximum",
+        ("vLLM int8_per_token_head",),
+        "none",
+        lambda dim: dim + 4,
+        lambda scale: PerTokenHead(torch.int8),
+    ),
+    CacheMode(
+        "int4_per_token_head",
+        "INT4 of vectors under a random Hadamard rotation, an fp32 scale and a zero point for each token and head",
+        ("vLLM int4_per_token_head",),
+        "none",
+        lambda dim: dim // 2 + 4,
+        lambda scale: RotatedInt4(),
+    ),
+    CacheMode(
+        "nvfp4",
+        "FP4 E2M1 with an E4M3 scale for 16 elements, under one fp32 scale for keys and one for values",
+        ("vLLM nvfp4", "SGLang nvfp4", "TensorRT-LLM NVFP4"),
+        "global",
+        lambda dim: dim // 2 + dim // 16,
+        Nvfp4,
+    ),
+    CacheMode(
+        "mxfp8",
+        "FP8 E4M3 with a power-of-two scale for 32 elements",
+        ("SGLang mxfp8",),
+        "none",
+        lambda dim: dim + dim // 32,
+        lambda scale: Mxfp8(),
+    ),
+    CacheMode(
+        "fp4_mx_block16",
+        "FP4 E2M1 with a power-of-two scale for 16 elements",
+        ("SGLang fp4_mx_block16",),
+        "none",
+        lambda dim: dim // 2 + dim // 16,
+        lambda scale: Fp4Block16(),
+    ),
+)
 
 MODES: Mapping[str, CacheMode] = MappingProxyType({mode.name: mode for mode in _ROWS})
 
