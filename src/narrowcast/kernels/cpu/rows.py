@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any
 
@@ -169,7 +170,16 @@ def _run(name: str, carrier: np.dtype[Any], scheme: Scheme, fused: Packing, *arg
 
 def call(function: Kernel, *arguments: Any) -> None:
     """Call a kernel with the addresses of arrays; they stay alive because the caller's tuple holds them."""
-    function(*[a.__array_interface__["data"][0] if isinstance(a, np.ndarray) else a for a in arguments])
+    function(*[_address(a) if isinstance(a, np.ndarray) else a for a in arguments])
+
+
+def _address(a: NDArray[Any]) -> int:
+    """Where an array lies. A buffer says it three times faster than ``ctypes.data``, which every array also has: what
+    is read-only, or empty, has no writable buffer."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(a))
+    except (TypeError, ValueError):
+        return a.ctypes.data
 
 
 def _carrier(stored: NDArray[Any], source: Format) -> NDArray[Any]:
