@@ -33,8 +33,8 @@ def quantize(model: str | Path, out: str | Path, preset: str | None = None, **op
         narrowcast.quantize("SmolLM2-135M", "out", preset="FP8_DYNAMIC", ignore=["lm_head"])
 
     Options are those of the command: ``ignore``, ``targets``, ``recipe``, ``rule``, ``container``,
-    ``strict``, ``nonfinite``, ``workers``, ``resume``. Raises UsageError for what cannot be asked, InputError
-    for a source that is not what it claims to be.
+    ``strict``, ``nonfinite``, ``workers``, ``resume``, ``stats``, ``stat``. Raises UsageError for what cannot be
+    asked, InputError for a source that is not what it claims to be.
     """
     from narrowcast.jobs.quantize import quantize as run
 

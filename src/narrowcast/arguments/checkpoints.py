@@ -22,6 +22,7 @@ examples:
   narrowcast quantize MODEL OUT --preset nvfp4a16 --dry-run
   narrowcast quantize MODEL OUT --preset w4a16 --ignore 're:.*down_proj'
   narrowcast quantize MODEL OUT --preset nvfp4a16 --container modelopt
+  narrowcast quantize MODEL OUT --preset nvfp4+kv8 --stats stats.safetensors
   narrowcast quantize MODEL OUT --recipe recipe.toml --resume"""
 
 _CONVERT = """\
@@ -78,6 +79,8 @@ def _quantize_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to do with a tensor that holds NaN or infinity (refuse)",
     )
     add("--strict", action="store_true", help="refuse where a smaller group would stand in")
+    add("--stats", metavar="FILE", help="from narrowcast calibrate, for static inputs and KV caches")
+    add("--stat", metavar="STAT", help="what scales are made from: amax, ema, delayed, p99.9 (amax)")
 
 
 def _convert_arguments(parser: argparse.ArgumentParser) -> None:

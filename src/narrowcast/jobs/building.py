@@ -27,6 +27,7 @@ from narrowcast.containers.plain import spell as spell_plain
 from narrowcast.containers.spelling import Array, Piece, Place, Spelling
 from narrowcast.errors import InputError, UsageError
 from narrowcast.jobs import biases
+from narrowcast.jobs.calibrated import Calibration, refusal
 from narrowcast.jobs.coded import Coded, Logical, Opened
 from narrowcast.jobs.plan import Copy, Shard, Step, Unit
 from narrowcast.jobs.stream import Floats, Slice
@@ -65,9 +66,16 @@ class Builder:
     """Collects the units of a job and lays them out in shards of ``container``."""
 
     def __init__(
-        self, opened: Opened, container: Container, *, strict: bool = False, requantize: bool = False
+        self,
+        opened: Opened,
+        container: Container,
+        *,
+        strict: bool = False,
+        requantize: bool = False,
+        calibration: Calibration | None = None,
     ) -> None:
         self.opened, self.container, self.strict, self.requantize = opened, container, strict, requantize
+        self.calibration = calibration
         self.checkpoint, self.modules = opened.checkpoint, opened.modules
         self.units: list[Unit] = []
         self.fallbacks: list[str] = []
@@ -182,6 +190,8 @@ class Builder:
                 )
             dtype = FP32
         else:
+            if linear.calibrated and self.calibration is not None:
+                statics["input"] = self.calibration.input_scale(name, linear.input, self.checkpoint.root)
             carrier = DTYPES[{"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[dtype.name]].carrier
         absent = {part.piece for part in how.parts} - statics.keys()
         how = how.without(
@@ -271,10 +281,9 @@ class Builder:
             return LinearScheme(schemes[target.name])
         preset = presets[target.name]
         if preset.calibrated:
-            raise UsageError(
-                f"{preset.name} needs calibration statistics of activations, and there are none",
-                remedy=f"use {preset.nearest}, the nearest preset without calibration",
-            )  # fmt: skip
+            if self.calibration is None:
+                raise refusal(preset)
+            self.calibration.ask(preset)
         group = preset.linear.weight.group
         if (
             group not in (64, 128)

@@ -9,6 +9,7 @@ from pathlib import Path
 from narrowcast.containers.container import Document, Group, Layers
 from narrowcast.containers.spelling import Array, widened
 from narrowcast.jobs.building import Builder
+from narrowcast.jobs.calibrated import Calibration, attentions, cache_tensors, check_cache
 from narrowcast.jobs.plan import Unit
 from narrowcast.model.modules import Module
 from narrowcast.model.resolve import Resolved
@@ -17,7 +18,9 @@ from narrowcast.tensors.presets import LinearScheme
 
 def cache_values(builder: Builder) -> dict[Path, list[tuple[str, Array]]]:
     """KV cache scales under the names of the output's container, by the shard that they were in. Those that the result
-    cannot have are left out, and the builder's fallbacks say so."""
+    cannot have are left out, and the builder's fallbacks say so. Calibrated ones lie beside the projections of keys."""
+    if builder.calibration is not None and builder.calibration.kv is not None:
+        return _calibrated(builder, builder.calibration, builder.calibration.kv)
     scales, cache, found = builder.opened.contents.cache_scales, builder.container.cache, {}
     if scales and (cache is None or _kv(builder) is None):
         builder.fallbacks.append(
@@ -35,6 +38,15 @@ def cache_values(builder: Builder) -> dict[Path, list[tuple[str, Array]]]:
     return found
 
 
+def _calibrated(builder: Builder, found: Calibration, kv: str) -> dict[Path, list[tuple[str, Array]]]:
+    cache = check_cache(builder.container, kv)
+    keys = attentions(builder.modules, builder.checkpoint.root)
+    values: dict[Path, list[tuple[str, Array]]] = {}
+    for path, tensors in cache_tensors(found.stats, found.stat, kv, cache, keys).items():
+        values.setdefault(builder.opened.entries[keys[path].tensor].path, []).extend(tensors.items())
+    return values
+
+
 def describe(builder: Builder, resolved: Resolved) -> Document:
     """The config: groups of equal linear schemes, and every other linear module by exact name."""
     groups: dict[tuple[LinearScheme, str], list[Unit]] = {}
@@ -48,7 +60,8 @@ def describe(builder: Builder, resolved: Resolved) -> Document:
     ignore = _kept(builder, resolved, set(names))
     container = builder.container
     assert container.document is not None
-    kv, asked = _kv(builder), builder.opened.contents.kv
+    asked = _asked(builder)
+    kv = _kv(builder)
     if kv != asked and container.cache is not None:
         builder.fallbacks.append(
             f"config: {container.name} has no KV cache scheme {asked}; it is not asked for"
@@ -78,5 +91,11 @@ def kept_names(modules: Sequence[Module], taken: set[str], inside: set[str]) -> 
 
 def _kv(builder: Builder) -> str | None:
     """The scheme of the KV cache that the result asks for."""
-    kv, container = builder.opened.contents.kv, builder.container
+    kv, container = _asked(builder), builder.container
     return kv if container.cache is not None and kv in container.cache_schemes else None
+
+
+def _asked(builder: Builder) -> str | None:
+    """The scheme of the KV cache that a preset asks for, or the source."""
+    found = builder.calibration.kv if builder.calibration is not None else None
+    return found or builder.opened.contents.kv

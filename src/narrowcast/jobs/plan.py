@@ -138,6 +138,7 @@ class Plan:
     requantize: bool = False
     saturate: bool = False
     parent: str | Path | None = None
+    calibration: dict[str, Any] | None = None
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -209,10 +210,22 @@ class Plan:
                 + " ".join(s.rule for s in (unit.how.scheme.scales if unit.how.scheme else ()))
                 for unit in self.units
             ],
+            "statics": self._statics(),
             "nonfinite": self.nonfinite,
             "requantize": self.requantize,
             "saturate": self.saturate,
         }
+
+    def _statics(self) -> str:
+        """SHA-256 over the scales that are not made from weights: of inputs and of the KV cache."""
+        digest = hashlib.sha256()
+        for unit in self.units:
+            for piece, value in unit.statics.items():
+                digest.update(f"{unit.module} {piece}\n".encode(errors="surrogateescape") + value.tobytes())
+        for shard in self.shards:
+            for name, value in shard.values:
+                digest.update(f"{name}\n".encode(errors="surrogateescape") + value.tobytes())
+        return digest.hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -237,6 +250,7 @@ class Plan:
             "peak_memory": self.peak_memory,
             "engines": list(self.engines),
             "matrices": len(self.units),
+            "calibration": self.calibration,
         }  # fmt: skip
 
 

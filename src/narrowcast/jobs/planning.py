@@ -19,6 +19,7 @@ from narrowcast.containers.container import Container, Document
 from narrowcast.containers.detect import BESIDE
 from narrowcast.errors import InputError, UsageError
 from narrowcast.jobs.building import Builder
+from narrowcast.jobs.calibrated import Calibration, check_model
 from narrowcast.jobs.coded import open_coded
 from narrowcast.jobs.describing import cache_values, describe
 from narrowcast.jobs.plan import CARD, RECORD, Plan, Shard, source_identity
@@ -37,22 +38,35 @@ from narrowcast.store.places import place
 def make_plan(
     checkpoint: Checkpoint, model: str, out: Path, recipe: Recipe, title: str, container: Container, *,
     strict: bool = False, nonfinite: str = "refuse", workers: int | None = None,
+    calibration: Calibration | None = None,
 ) -> Plan:  # fmt: skip
     """Settle a quantize job."""
     need_config(checkpoint, model)
     _refuse_quantized(checkpoint, checkpoint.config or {})
+    check_model(calibration, checkpoint, model)
     opened = open_coded(checkpoint)
     resolved = resolve(recipe, opened.modules, others=others(checkpoint, opened.modules))
-    builder = Builder(opened, container, strict=strict)
+    builder = Builder(opened, container, strict=strict, calibration=calibration)
     builder.widths = tuple(a.module.out_in[1] for a in resolved.quantized)
     for assignment in resolved.assignments:
         if assignment.target is not None:
             builder.add(assignment, assignment.target)
+    if calibration is not None:
+        _check_used(calibration, title)
+        builder.fallbacks += calibration.notes()
     if not builder.units and not builder.indivisible:
         raise UsageError(
             "nothing to quantize", where=model, got=_why_nothing(resolved), wanted="at least one linear layer"
         )
     return settle(builder, model, out, recipe, title, resolved, nonfinite=nonfinite, workers=workers)
+
+
+def _check_used(calibration: Calibration, title: str) -> None:
+    if not calibration.used:
+        raise UsageError(
+            "nothing takes a scale from the statistics", got=title, wanted="static inputs or a KV cache",
+            remedy="--preset fp8, nvfp4, or any preset with +kv8; or leave out --stats",
+        )  # fmt: skip
 
 
 def need_config(checkpoint: Checkpoint, model: str) -> None:
@@ -103,6 +117,7 @@ def settle(
         forecast_bytes=sum(sizes) + len(text) + (len(index_bytes(index)) if index is not None else 0),
         workers=workers, nonfinite=nonfinite, kept=_kept(builder, resolved), beside=beside,
         requantize=builder.requantize, saturate=saturate, parent=parent, verb=verb,
+        calibration=builder.calibration.to_json() if builder.calibration is not None else None,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from narrowcast.containers import containers
 from narrowcast.containers.container import Container
 from narrowcast.errors import InputError, NarrowcastError, NonFiniteError, RangeError, UsageError
+from narrowcast.jobs.calibrated import Calibration, opened, refusal
 from narrowcast.jobs.opening import open_model
 from narrowcast.jobs.parent import Loss, losses, rounded_again
 from narrowcast.jobs.plan import Plan, source_identity
@@ -105,21 +106,28 @@ def plan(
     strict: bool = False,
     nonfinite: str = "refuse",
     workers: int | None = None,
+    stats: str | Path | None = None,
+    stat: str | None = None,
 ) -> Plan:
     """Validate a quantize job and lay out its result; nothing is written.
 
     ``preset`` with ``ignore``, ``targets`` and ``rule`` is shorthand for a ``recipe`` (a TOML file of ordered
     patterns, an llm-compressor YAML, or a Recipe). ``nonfinite="copy"`` keeps tensors with NaN or infinity
-    unquantized instead of refusing. Raises UsageError for what cannot be asked, InputError for bad sources.
+    unquantized instead of refusing. ``stats`` is a file of ``narrowcast calibrate`` for presets with static inputs or
+    a KV cache, ``stat`` what of it their scales are made from (amax). Raises UsageError for what cannot be asked,
+    InputError for bad sources.
     """
     row = _check_options(container, nonfinite, workers)
+    found = opened(stats, stat)
     settled, title = _recipe(preset, recipe, patterns(ignore), patterns(targets), rule)
+    if found is None and settled.default is not None and presets[settled.default].calibrated:
+        raise refusal(presets[settled.default])  # before a model is opened
     with open_model(model) as checkpoint:
         if nonfinite == "copy":
-            settled = _sparing(checkpoint, str(model), Path(out), settled, title, row, workers)
+            settled = _sparing(checkpoint, str(model), Path(out), settled, title, row, workers, found)
         return make_plan(
             checkpoint, str(model), Path(out), settled, title, row,
-            strict=strict, nonfinite=nonfinite, workers=workers,
+            strict=strict, nonfinite=nonfinite, workers=workers, calibration=found,
         )  # fmt: skip
 
 
@@ -158,7 +166,6 @@ def _recipe(
                 remedy="--preset fp8_dynamic; `narrowcast presets` lists them",
             )
         name = presets[preset].name
-        _refuse_calibrated(name)
         return Recipe.from_preset(name, ignore, targets, rule), name
     if preset is not None or ignore or targets or rule is not None:
         raise UsageError(
@@ -176,15 +183,6 @@ def _recipe(
     return Recipe.from_toml(text, str(path)), path.name
 
 
-def _refuse_calibrated(name: str) -> None:
-    preset = presets[name]
-    if preset.calibrated:
-        raise UsageError(
-            f"{name} needs calibration statistics of activations, and there are none",
-            remedy=f"use {preset.nearest}, the nearest preset without calibration",
-        )
-
-
 def _sparing(
     checkpoint: Checkpoint,
     model: str,
@@ -193,9 +191,10 @@ def _sparing(
     title: str,
     row: Container,
     workers: int | None,
+    found: Calibration | None,
 ) -> Recipe:
     """The recipe with lines in front that keep what holds NaN or infinity, and all that must stay with it."""
-    draft = make_plan(checkpoint, model, out, recipe, title, row)
+    draft = make_plan(checkpoint, model, out, recipe, title, row, calibration=found)
     with Workers(workers) as pool:
         scans = scan_units(checkpoint, draft.units, pool, backend_of(draft.units[0])[0], Silent())
     bad = {unit.source.tensor for unit in draft.units if scans[unit.module].nan or scans[unit.module].inf}

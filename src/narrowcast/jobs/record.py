@@ -61,6 +61,7 @@ def record(
         "kept": plan.to_json()["kept"],
         "fallbacks": list(plan.fallbacks),
         "warnings": list(plan.warnings),
+        "calibration": plan.calibration,
         "roles": {role: _errors(found) for role, found in roles.items()},
         "matrices": {
             unit.module: {"scheme": unit.scheme_name, "role": unit.role, **_errors(errors[unit.module])}

@@ -45,6 +45,8 @@ def run_quantize(args: argparse.Namespace) -> int:
         strict=args.strict,
         nonfinite=args.nonfinite,
         workers=args.workers,
+        stats=args.stats,
+        stat=args.stat,
     )
     return _job(args, settled, pages.plan_page, pages.result_page)
 
