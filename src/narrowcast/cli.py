@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
 from narrowcast.errors import NarrowcastError
-from narrowcast.verbs import audits, checkpoints, numbers
+from narrowcast.verbs import audits, checkpoints, evaluate, numbers
 from narrowcast.verbs.answering import discard
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
@@ -34,6 +34,7 @@ RUNS: Runs = {
     "rules": audits.run_rules,
     "repair": audits.run_repair,
     "doctor": audits.run_doctor,
+    "evaluate": evaluate.run_evaluate,
     "vectors": numbers.run_vectors,
 }
 

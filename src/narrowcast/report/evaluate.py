@@ -1,0 +1,166 @@
+"""The page of ``narrowcast evaluate``: the verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+
+from narrowcast.report.tables import facts, hanging, number, percent, quantity, seconds, table
+from narrowcast.report.tables import terminal_width as terminal
+from narrowcast.statistics.bootstrap import Interval
+from narrowcast.studies.evaluation import CacheRow, Divergence, Evaluation, Gap, Side, WorstToken
+
+FEW = 10  # documents below which intervals are wide for want of documents
+LAYERS = 8  # rows of the table of layers
+
+
+def evaluate_page(found: Evaluation) -> list[str]:
+    """At most 80 columns: verdict, what was run, the gap, worst predictions, layers, caches, what they write."""
+    blocks = [
+        hanging(found.verdict.sentence[0].upper() + found.verdict.sentence[1:] + "."),
+        _faults(found.divergence),
+        facts(_setting(found), indent=0),
+        _models(found),
+        _gap(found.gap) if found.gap is not None else [],
+        _worst(found.gap.worst) if found.gap is not None else [],
+        _layers(found.divergence) if found.gap is not None and not found.gap.identical else [],
+        _caches(found.caches),
+        [line for note in found.notes for line in hanging(f"note: {note}")],
+    ]
+    return [line for block in blocks if block for line in (*block, "")][:-1]
+
+
+def _setting(found: Evaluation) -> list[tuple[str, str]]:
+    text = found.text
+    first = " ".join(f"{i}={token!r}" for i, token in text.first)
+    documents = f"{text.documents} document{'s' * (text.documents != 1)}"
+    words = f"{text.name} (sha256 {text.sha256[:12]}), {quantity(text.predicted)} predictions in {documents}"
+    few = (
+        "" if text.documents >= FEW else "few documents, so intervals are wide: they say how documents differ"
+    )
+    return [
+        ("text", f"{words}, {text.context} tokens at a time"),
+        ("", few),
+        ("tokens", f"{first}; tokenizer: {text.tokenizer}"),
+        ("took", seconds(found.seconds)),
+    ]
+
+
+def _models(found: Evaluation) -> list[str]:
+    sides = [("parent", found.parent), ("child", found.child)]
+    rows = [(name, *_side(side)) for name, side in sides if side is not None]
+    return table(("", "model", "stored as", "runs in", "perplexity", "95 %"), rows, "lLLlrl")
+
+
+def _side(side: Side) -> tuple[str, ...]:
+    stored = side.container if side.online is None else f"online {side.online}"
+    plain = side.perplexity
+    return side.path, stored, side.dtype, number(plain.estimate, 5), _ends(plain, lambda x: number(x, 4))
+
+
+def _ends(interval: Interval, spell: Callable[[float], str]) -> str:
+    if not (isfinite(interval.low) and isfinite(interval.high)):
+        return "one document"
+    return f"{spell(interval.low)} to {spell(interval.high)}"
+
+
+def _signed(x: float) -> str:
+    return f"{100 * x:+.2f} %"
+
+
+def _gap(gap: Gap) -> list[str]:
+    """One row for each number, with its interval, and what it means."""
+
+    def share(x: float) -> str:
+        return f"{100 * x:.2f} %"
+
+    rows = [
+        ("perplexity", gap.perplexity, _signed, "the child's beside the parent's"),
+        ("KL divergence", gap.kl, lambda x: number(x, 3), "nats a token, 0 for equal"),
+        ("same best token", gap.top1, share, "of the predictions"),
+        ("same five best", gap.top5, share, "of the parent's five"),
+        ("true token", gap.shift, lambda x: f"{100 * x:+.3f} pt", "change of its probability"),
+    ]
+    made = [(name, spell(value.estimate), _ends(value, spell), words) for name, value, spell, words in rows]
+    lines = table(("child beside parent", "mean", "95 %", ""), made, "lrlL")
+    return [*lines, "", *_tails(gap)]
+
+
+def _tails(gap: Gap) -> list[str]:
+    kl, shift = gap.kl_percentiles, gap.shift_percentiles
+    titles = ("", *(f"{percent:g} %" for percent, _ in kl.at), "most")
+    low, high = dict(shift.at[: len(shift.at) // 2 + 1]), dict(shift.at)
+    points = [high[percent] for percent, _ in kl.at]
+    lost = [low.get(round(100 - percent, 3), high[50.0]) for percent, _ in kl.at]
+    rows = [
+        ("KL divergence", *(number(value, 3) for _, value in kl.at), number(kl.largest, 3)),
+        ("true token up", *(f"{100 * x:+.2f} pt" for x in points), f"{100 * shift.largest:+.1f} pt"),
+        ("true token down", *(f"{100 * x:+.2f} pt" for x in lost), f"{100 * shift.least:+.1f} pt"),
+    ]
+    rms = f"The true token's probability moves by {100 * gap.shift_rms:.2f} points (rms)."
+    return [*table(titles, rows, "lrrrrr"), *hanging(rms)]
+
+
+def _worst(worst: Sequence[WorstToken]) -> list[str]:
+    """Two lines for each: what both say comes next, and the text before it."""
+    if not worst:
+        return []
+    lines = ["worst predictions (KL, then the text before)"]
+    for one in worst:
+        sides = (("parent", one.parent, one.p_parent), ("child", one.child, one.p_child))
+        said = "; ".join(f"{name} {word!r} {percent(p, 2)}" for name, (word, p), _ in sides)
+        true = f"true {one.token!r} {percent(one.p_parent, 2)} -> {percent(one.p_child, 2)}"
+        lines += hanging(f"  {number(one.kl, 3)}  {said}; {true}")
+        before = " ".join(one.before.split())
+        lines.append(
+            f"      {one.document}: ...{before[-(terminal() - 14 - len(one.document)) :]}"[: terminal()]
+        )
+    return lines
+
+
+def _layers(divergence: Divergence | None) -> list[str]:
+    """The first, the last and evenly spaced layers between, and those with faults."""
+    if divergence is None or not divergence.layers:
+        return []
+    layers, n = divergence.layers, len(divergence.layers)
+    shown = sorted({round(i * (n - 1) / max(min(LAYERS, n) - 1, 1)) for i in range(min(LAYERS, n))})
+    rows = []
+    for layer in (layers[i] for i in shown):
+        local = "-" if layer.local is None else percent(layer.local)
+        expected = "-" if layer.expected is None else percent(layer.expected)
+        rows.append(
+            (
+                str(layer.layer), f"{layer.cosine:.5f}", f"{layer.least_cosine:.4f}", percent(layer.relative), local,
+                expected,
+            )
+        )  # fmt: skip
+    titles = ("behind layer", "cosine", "least", "error so far", "this layer's", "its format's")
+    return table(titles, rows, "rrrrrr")
+
+
+def _faults(divergence: Divergence | None) -> list[str]:
+    if divergence is None or not divergence.faults:
+        return []
+    lines = []
+    for fault in divergence.faults:
+        lines += hanging(f"PROBABLE BUG in {fault.where}: {fault.said}")
+        lines += hanging(f"  remedy: {fault.remedy}")
+    return lines
+
+
+def _caches(rows: Sequence[CacheRow]) -> list[str]:
+    made = []
+    for row in rows:
+        if row.alone is None:
+            made.append((row.mode, quantity(row.bytes_per_token), "NaN", "-", "-", "-", percent(row.clipped)))
+            continue
+        alone, gap = row.alone, row.gap
+        both = number(gap.kl.estimate, 3) if gap is not None else "-"
+        made.append(
+            (
+                row.mode, quantity(row.bytes_per_token), number(alone.kl.estimate, 3), both,
+                _signed(alone.perplexity.estimate), percent(alone.top1.estimate), percent(row.clipped),
+            )
+        )  # fmt: skip
+    titles = ("KV cache", "B/token", "KL alone", "to parent", "perplexity", "same best", "clipped")
+    return table(titles, made, "Lrrrrrr") if made else []

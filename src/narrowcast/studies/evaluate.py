@@ -1,0 +1,213 @@
+"""How far a quantized model is from its parent, over one text that both read once, teacher-forced.
+
+    evaluate(child, against) → Evaluation
+
+Both models walk through the text side by side, layer by layer; each piece's logits are reduced when they come and let
+go. The child runs under quantized KV caches in the same pass, as further lanes that share its weights. Then come what
+needs whole models in memory: greedy continuations, retrieval, structured output.
+
+Both run in one dtype, the child's own where nothing else is asked, so that the gap is the quantization's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from narrowcast.errors import IncomparableError
+from narrowcast.jobs.stream import ProgressFactory, Silent
+from narrowcast.runtime.caches import CacheFactory, KVScales
+from narrowcast.runtime.lanes import Lane, together
+from narrowcast.runtime.walk import Running
+from narrowcast.studies.divergence import Drift
+from narrowcast.studies.evaluation import (
+    Asked,
+    CacheRow,
+    Divergence,
+    Evaluation,
+    Gap,
+    Side,
+    Text,
+    WorstToken,
+)
+from narrowcast.studies.measure import Beside, Likelihood, Worst, nll_rows
+from narrowcast.studies.tokens import Tokens, shared
+from narrowcast.texts.documents import Corpus, read
+
+TOKENS, CONTEXT, PROMPTS, WORST = 4096, 256, 8, 5
+BEFORE = 24  # tokens of context that are shown with a bad prediction
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and over how much text."""
+
+    tokens: int | None = TOKENS
+    context: int = CONTEXT
+    caches: Sequence[str] = ()
+    scales: KVScales | None = None
+    greedy: int = PROMPTS
+    retrieval: bool = False
+    schema: str | Path | None = None
+    asked: Asked = field(default_factory=Asked)
+
+
+@dataclass
+class _Lanes:
+    """What is gathered while the logits come: of each side, of the child beside the parent, of each cache."""
+
+    runs: dict[str, Running]
+    caches: Mapping[str, CacheFactory]
+    likelihood: dict[str, Likelihood] = field(default_factory=dict)
+    beside: dict[tuple[str, str], Beside] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+
+    def add(self, document: int, logits: dict[str, torch.Tensor], targets: torch.Tensor) -> None:
+        for name, rows in logits.items():
+            if bool(rows.isnan().any()):
+                self._refuse(name)
+                continue
+            self.likelihood.setdefault(name, Likelihood()).add(document, nll_rows(rows, targets))
+        for first, second in self._pairs(logits):
+            if not {first, second} & self.broken:
+                known = self.beside.setdefault((first, second), Beside(WORST if second == "child" else 0))
+                known.add(document, logits[first], logits[second], targets)
+
+    def _pairs(self, logits: dict[str, Any]) -> list[tuple[str, str]]:
+        pairs = [("parent", name) for name in logits if name != "parent" and "parent" in logits]
+        return pairs + [("child", mode) for mode in self.caches]
+
+    def _refuse(self, name: str) -> None:
+        if name in self.runs:
+            raise IncomparableError(
+                f"invalid: the {name}'s logits are NaN although its hidden states are finite",
+                where=self.runs[name].root, remedy="look at its final norm and its head",
+            )  # fmt: skip
+        self.broken.add(name)
+
+
+def evaluate(
+    child: str | Path,
+    against: str | Path | None = None,
+    *,
+    online: str | None = None,
+    text: Sequence[str] = (),
+    dtype: str | None = None,
+    options: Options | None = None,
+    progress: ProgressFactory = Silent,
+) -> Evaluation:
+    """Evaluate ``child`` beside its parent ``against``; with ``online``, an engine's online scheme, the parent is by
+    default the same model without it.
+
+    Raises UsageError and InputError for what cannot be opened or run, IncomparableError for different token ids and
+    for NaN.
+    """
+    start, options = monotonic(), options or Options()
+    corpus = read(text)
+    with ExitStack() as stack:
+        runs = _open(stack, child, against, online, dtype)
+        tokens = shared(runs["child"], runs.get("parent"), corpus, options.context, options.tokens)
+        lanes, drift = _walk(runs, tokens, options, progress)
+        found = Evaluation(
+            text=_text(corpus, tokens, options.context),
+            child=_side(runs["child"], child, lanes.likelihood["child"], online),
+            parent=_side(runs["parent"], against or child, lanes.likelihood["parent"]) if "parent" in runs else None,
+            gap=_gap(lanes, tokens) if "parent" in runs else None,
+            caches=_caches(lanes),
+            divergence=Divergence(drift.layers()) if "parent" in runs else None,
+            asked=options.asked,
+            notes=tuple(_notes(runs)),
+        )  # fmt: skip
+    return replace(found, seconds=monotonic() - start)
+
+
+def _open(
+    stack: ExitStack, child: str | Path, against: str | Path | None, online: str | None, dtype: str | None
+) -> dict[str, Running]:
+    """The models by name, parent first; one Running for both where they are the same."""
+    run = stack.enter_context(Running.open(child, dtype, online))
+    parent = against if against is not None else child if online else None
+    if parent is None:
+        return {"child": run}
+    if online is None and Path(parent).resolve() == Path(child).resolve():
+        return {"parent": run, "child": run}
+    other = stack.enter_context(Running.open(parent, str(run.dtype).removeprefix("torch.")))
+    return {"parent": other, "child": run}
+
+
+def _walk(
+    runs: dict[str, Running], tokens: Tokens, options: Options, progress: ProgressFactory
+) -> tuple[_Lanes, Drift]:
+    lanes = [Lane(name, run) for name, run in runs.items()]
+    caches = {mode: CacheFactory(runs["child"].config, mode, options.scales) for mode in options.caches}
+    lanes += [Lane(mode, runs["child"], cache) for mode, cache in caches.items()]
+    found, drift = _Lanes(runs, caches), Drift(tuple(runs), tokens.pieces)
+    walked = together(lanes, tokens.pieces, after=drift.after, progress=progress)
+    for piece, logits in zip(tokens.pieces, walked, strict=True):
+        named = {lane.name: rows[:-1] for lane, rows in zip(lanes, logits, strict=True)}
+        found.add(piece.document, named, torch.tensor(piece.ids[1:]))
+    return found, drift
+
+
+def _side(run: Running, path: str | Path, likelihood: Likelihood, online: str | None = None) -> Side:
+    dtype = str(run.dtype).removeprefix("torch.")
+    return Side(str(path), run.opened.contents.container, dtype, likelihood.perplexity(), online)
+
+
+def _text(corpus: Corpus, tokens: Tokens, context: int) -> Text:
+    pieces = tokens.pieces
+    return Text(
+        corpus.name, corpus.sha256, len({piece.document for piece in pieces}), len(pieces),
+        sum(len(piece.ids) - 1 for piece in pieces), context, tokens.first, tokens.note,
+    )  # fmt: skip
+
+
+def _gap(lanes: _Lanes, tokens: Tokens) -> Gap:
+    beside = lanes.beside["parent", "child"]
+    return replace(beside.gap(), worst=tuple(_worst(one, tokens) for one in beside.worst))
+
+
+def _worst(one: Worst, tokens: Tokens) -> WorstToken:
+    piece = tokens.pieces[one.piece]
+    ids, end = piece.ids, one.place + 1
+    return WorstToken(
+        piece.name, piece.start + end, tokens.text(ids[max(end - BEFORE, 0) : end]), tokens.text([ids[end]]), one.kl,
+        (tokens.text([one.parent[0]]), one.parent[1]), (tokens.text([one.child[0]]), one.child[1]), *one.true,
+    )  # fmt: skip
+
+
+def _caches(lanes: _Lanes) -> tuple[CacheRow, ...]:
+    rows = []
+    for mode, cache in lanes.caches.items():
+        seen = [side for layer in cache.seen.values() for side in (layer.k, layer.v)]
+        clipped = sum(side.clipped for side in seen) / max(sum(side.elements for side in seen), 1)
+        facts = mode, cache.bytes_per_token, clipped
+        if mode in lanes.broken:
+            rows.append(CacheRow(*facts))
+            continue
+        gap = lanes.beside.get(("parent", mode))
+        rows.append(
+            CacheRow(
+                *facts, lanes.likelihood[mode].perplexity(), lanes.beside["child", mode].gap(),
+                gap.gap() if gap is not None else None,
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _notes(runs: dict[str, Running]) -> list[str]:
+    from narrowcast.runtime.walk import said_dtype
+
+    found = []
+    if "parent" in runs:
+        own = said_dtype(runs["parent"].opened.checkpoint.config or {})
+        ran = str(runs["child"].dtype).removeprefix("torch.")
+        if own != ran:
+            found.append(f"the parent's own dtype is {own}; both ran in {ran}")
+    return found

@@ -1,0 +1,52 @@
+"""Run a model and judge it: evaluate."""
+
+from __future__ import annotations
+
+import argparse
+
+from narrowcast.errors import UsageError
+from narrowcast.verbs.answering import answer
+
+
+def run_evaluate(args: argparse.Namespace) -> int:
+    _check_library()
+    from narrowcast.report.evaluate import evaluate_page
+    from narrowcast.report.progress import Progress
+    from narrowcast.studies.evaluate import CONTEXT, PROMPTS, TOKENS, Options, evaluate
+    from narrowcast.studies.evaluation import Asked
+
+    if args.against is None and args.online is None:
+        for flag, said in (("--max-kl", args.max_kl), ("--min-top1", args.min_top1)):
+            if said is not None:
+                raise UsageError(f"{flag} compares with a parent, and there is none", remedy="add --against")
+    tokens = args.tokens if args.tokens is not None else None if args.text else TOKENS
+    quiet = args.quiet or args.json
+    found = evaluate(
+        args.model,
+        args.against,
+        online=args.online,
+        text=args.text,
+        dtype=args.dtype,
+        options=Options(
+            tokens=tokens,
+            context=CONTEXT if args.context is None else args.context,
+            caches=[mode.strip() for mode in args.kv.split(",")] if args.kv else (),
+            greedy=PROMPTS if args.greedy is None else args.greedy,
+            retrieval=args.retrieval,
+            schema=args.schema,
+            asked=Asked(args.max_kl, args.min_top1),
+        ),
+        progress=lambda total, label: Progress(total, label, quiet=quiet, unit="steps"),
+    )
+    return answer(args, evaluate_page(found), found.to_json()) or found.code
+
+
+def _check_library() -> None:
+    """Say what is missing before minutes of work."""
+    from importlib.util import find_spec
+
+    for name in ("torch", "transformers"):
+        if find_spec(name) is None:
+            raise UsageError(
+                f"running models needs {name}", remedy='pip install "narrowcast[run]"',
+            )  # fmt: skip
