@@ -140,6 +140,22 @@ def test_bounds() -> None:
     assert probable(4096, 2.0**-24) < worst_case(4096, 2.0**-24)
 
 
+@pytest.mark.parametrize("name", ["ada", "hopper", "hopper_promoted", "blackwell"])
+def test_errors_stay_within_their_bound(name: str) -> None:
+    random = np.random.default_rng(2)
+    how = core(name, "fp8")
+    for spread in (0, 3, 6):
+        wide = np.abs(random.standard_normal((6, 1024))) * 2.0 ** random.integers(
+            -spread, spread + 1, (6, 1024)
+        )
+        values = decode(encode(wide, E4M3FN).codes, E4M3FN)  # of one sign: truncation errs most
+        x, w = values[:3], values[3:]
+        exact = plain_sum(x, w, "exact")
+        error = exact - tensor_core(x, w, how, -6)
+        assert (error <= how.worst(1024) * exact).all()
+        assert (error >= -1024 / 128 * 2.0**-24 * exact).all()  # truncation only loses; promotion rounds
+
+
 def test_names_that_do_not_exist_are_refused() -> None:
     for name, kind in [("volta", "fp8"), ("fp32", "fp8"), ("hopper", "fp4")]:
         with pytest.raises(UsageError):

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowcast.errors import UsageError
-from narrowcast.kernels.reference.gemm import F32, F64, gemm, oracle
+from narrowcast.kernels.reference.gemm import F32, F64, UNIT, gemm, oracle
 from narrowcast.numbers.codec import round_values
 from narrowcast.numbers.formats import BF16, Format
 
@@ -51,9 +51,26 @@ class Core:
     exact: int = 1
 
     @property
-    def unit(self) -> float:
-        """The relative error of one truncation of the running sum, at most."""
-        return 2.0**-self.result
+    def step(self) -> float:
+        """What one fused sum errs by at most, relative to Σ|x|·|w| so far: each aligned term (and c) loses less than one
+        unit 2^-F of the largest, and the truncated result 2^-R of itself."""
+        terms = self.group // self.exact + 1
+        return terms * 2.0**-self.fraction + 2.0**-self.result
+
+    def steps(self, k: int) -> int:
+        """How many fused sums K elements pass through before they are promoted or done."""
+        return -(-min(k, self.promote or k) // self.group)
+
+    def worst(self, k: int) -> float:
+        """No sum of K products errs by more than this times Σ|x|·|w|."""
+        found = worst_case(self.steps(k), self.step)
+        return (
+            found if self.promote is None else found + (1 + found) * worst_case(-(-k // self.promote), UNIT)
+        )
+
+    def likely(self, k: int) -> float:
+        """What it would err by, almost surely, if it rounded its running sum to R bits without bias; it truncates."""
+        return probable(self.steps(k), 2.0**-self.result)
 
 
 # Operand kinds: "fp8", "fp16" (and bf16), "mx" (FP8 under E8M0), "fp4" (MXFP4 and NVFP4).
