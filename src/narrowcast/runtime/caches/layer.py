@@ -80,14 +80,14 @@ class Side:
             return
         room = self.keep_first - (0 if self.first is None else self.first.shape[-2])
         if room > 0 and self.rows is None and self.last is None:
-            self.first, x = _joined(self.first, x[..., :room, :]), x[..., room:, :]
+            self.first, x = _joined(self.first, x[..., :room, :].clone()), x[..., room:, :]
         if x.shape[-2] == 0:
             return
         last = _joined(self.last, x)
         leaving = last.shape[-2] - self.keep_last
         if leaving > 0:
             self._encode(last[..., :leaving, :])
-            last = last[..., leaving:, :]
+            last = last[..., leaving:, :].clone()  # a view would keep all the others alive
         self.last = last if last.shape[-2] else None
 
     def _encode(self, x: torch.Tensor) -> None:
@@ -122,7 +122,7 @@ class Side:
             if part is not None and tokens > 0:
                 left = max(part.shape[-2] - tokens, 0)
                 tokens -= part.shape[-2] - left
-                setattr(self, name, part[..., :left, :] if left else None)
+                setattr(self, name, part[..., :left, :].clone() if left else None)
 
     def select(self, batch: Any) -> None:
         """Keep rows of the batch, in this order."""
@@ -154,12 +154,13 @@ class CodedLayer(CacheLayerMixin):
         return bool(self.k.parts)
 
     @property
-    def keys(self) -> torch.Tensor:
-        return self._read(self.k)
+    def keys(self) -> torch.Tensor | None:
+        """What the cache holds, decoded; None before the first token."""
+        return self._read(self.k) if self.is_initialized else None
 
     @property
-    def values(self) -> torch.Tensor:
-        return self._read(self.v)
+    def values(self) -> torch.Tensor | None:
+        return self._read(self.v) if self.is_initialized else None
 
     def _read(self, side: Side) -> torch.Tensor:
         read = side.read(self.dtype)
@@ -177,7 +178,7 @@ class CodedLayer(CacheLayerMixin):
         self.dtype = key_states.dtype
         self.k.add(key_states)
         self.v.add(value_states)
-        return self.keys, self.values
+        return self._read(self.k), self._read(self.v)
 
     def get_seq_length(self) -> int:
         return self.k.tokens

@@ -17,6 +17,7 @@ from narrowcast.runtime.caches.layer import CodedLayer, LayerSeen, Side
 from narrowcast.runtime.caches.modes import CacheMode, cache_mode
 from narrowcast.runtime.caches.scales import UNITY, KVScales, scale_of
 
+SLIDING = "sliding_window"
 ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
@@ -46,11 +47,12 @@ class CacheFactory:
         mode: str | None,
         scales: KVScales | None = None,
         *,
-        skip_layers: Collection[int] = (),
+        skip_layers: Collection[int | str] = (),
         keep_first: int = 0,
         keep_last: int = 0,
     ) -> None:
-        """``config`` is the model's; ``skip_layers`` are indices of layers that stay wide.
+        """``config`` is the model's; ``skip_layers`` are indices of layers that stay wide, or "sliding_window" for all
+        that have one, as vLLM takes them; ``keep_first`` and ``keep_last`` tokens stay wide in the others.
 
         Raises UsageError for an unknown mode, a head size that the mode does not take, layers that do not exist, and
         scales that do not fit the mode; InputError for scales that are no positive numbers.
@@ -60,10 +62,15 @@ class CacheFactory:
         self.scales = scales or UNITY
         self.keep_first, self.keep_last = keep_first, keep_last
         self.types, self.arguments = get_layer_types_and_kwargs(self.config)
-        self.skip = frozenset(skip_layers)
-        strange = sorted(self.skip - set(range(len(self.types))))
+        sliding = {i for i, kind in enumerate(self.types) if kind == "sliding_attention"}
+        named = sliding if SLIDING in skip_layers else set()
+        self.skip = named | (set(skip_layers) - {SLIDING})
+        strange = self.skip - set(range(len(self.types)))
         if strange:
-            raise UsageError("no such layer to keep wide", got=strange, wanted=f"0 to {len(self.types) - 1}")
+            wanted = f"0 to {len(self.types) - 1}, or {SLIDING}"
+            raise UsageError("no such layer to keep wide", got=sorted(map(str, strange)), wanted=wanted)
+        if min(keep_first, keep_last) < 0:
+            raise UsageError("a number of tokens to keep", got=min(keep_first, keep_last), wanted="0 or more")
         self.seen: dict[int, LayerSeen] = {}
         self._check_scales()
 
@@ -107,7 +114,7 @@ def make_cache(
     mode: str | None,
     scales: KVScales | None = None,
     *,
-    skip_layers: Collection[int] = (),
+    skip_layers: Collection[int | str] = (),
     keep_first: int = 0,
     keep_last: int = 0,
 ) -> CodedCache:
