@@ -7,11 +7,17 @@ The output is narrowed once, to the dtype of the residual stream. In a float32 r
 ``linear`` on decoded weights, so that it gives the bits that a library gives which decodes and multiplies.
 
 A layer counts what it saw (``seen``): how many inputs its static scale clipped, of how many.
+
+Layers that read one tensor alike (q, k and v; gate and up) quantize it once: a thread remembers its last input, by
+the tensor itself and its version, so that what was changed in place is quantized again. Tensors of torch's inference
+mode have no version, and are quantized by every layer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+import weakref
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -26,6 +32,24 @@ class Seen:
 
     elements: int = 0
     clipped: int = 0
+
+
+@dataclass
+class _Last(threading.local):
+    """The input that a thread quantized last, how, what came of it, and what was counted. The operand goes when the
+    input goes."""
+
+    key: tuple[object, ...] = ()
+    tensor: weakref.ref[torch.Tensor] | None = None
+    operand: Operand | None = None
+    seen: Seen = field(default_factory=Seen)
+
+    def forget(self, gone: object) -> None:
+        if self.tensor is gone:
+            self.tensor = self.operand = None
+
+
+_last = _Last()
 
 
 class ScaledLinear(nn.Module):
@@ -45,18 +69,28 @@ class ScaledLinear(nn.Module):
         self.seen = Seen()
 
     def operand(self, x: torch.Tensor) -> Operand:
-        """The input [M, K], any float dtype, as it enters the product."""
+        """The input [..., K], any float dtype, as it enters the product: M rows."""
+        rows = x.reshape(-1, x.shape[-1])
         if self.inputs is None:
-            return Operand(x.float(), None, x.dtype == torch.bfloat16)
-        return self.inputs.operand(x, self.seen)
+            return Operand(rows.float(), None, x.dtype == torch.bfloat16)
+        alike = self.inputs.shared
+        if alike is None or x.is_inference():
+            return self.inputs.operand(rows, self.seen)
+        key, last = (x._version, *alike), _last
+        if last.operand is None or last.tensor is None or last.tensor() is not x or last.key != key:
+            counted = Seen()
+            last.operand, last.seen = self.inputs.operand(rows, counted), counted
+            last.key, last.tensor = key, weakref.ref(x, last.forget)
+        self.seen.elements += last.seen.elements
+        self.seen.clipped += last.seen.clipped
+        return last.operand
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.inputs is None and self.plain and x.dtype == torch.float32:
             return nn.functional.linear(x, self.weight.matrix, self.bias)
-        rows = x.reshape(-1, x.shape[-1])
-        y = product(self.operand(rows), self.weight)
+        y = product(self.operand(x), self.weight)
         if self.bias is not None:
-            y = y + self.bias
+            y.add_(self.bias)
         return y.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

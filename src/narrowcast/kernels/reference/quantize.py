@@ -56,6 +56,8 @@ def quantize(
     check_finite(x, where)
     if scheme.outer is not None and outer is None:
         outer = outer_scale(tensor_amax(x), scheme, source)
+    elif len(scheme.scales) == 2 and outer is None:  # an outer scale of each token
+        outer = outer_scale(reduce_tiles(np.abs(x), scheme.scales[1].tile), scheme, source)
     if scheme.zero is not None:
         return _asymmetric(x, scheme, source)
     if len(scheme.scales) == 1 and outer is not None:
