@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
 from narrowcast.errors import NarrowcastError
-from narrowcast.verbs import audits, checkpoints, evaluate, numbers
+from narrowcast.verbs import audits, checkpoints, evaluate, numbers, trace
 from narrowcast.verbs.answering import discard
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
@@ -35,6 +35,8 @@ RUNS: Runs = {
     "repair": audits.run_repair,
     "doctor": audits.run_doctor,
     "evaluate": evaluate.run_evaluate,
+    "trace": trace.run_trace,
+    "legal": trace.run_legal,
     "vectors": numbers.run_vectors,
 }
 

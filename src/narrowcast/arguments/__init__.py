@@ -7,14 +7,21 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 from narrowcast._version import __version__
-from narrowcast.arguments import audits, checkpoints, evaluate, numbers
+from narrowcast.arguments import audits, checkpoints, evaluate, numbers, trace
 from narrowcast.arguments.parser import Help, Parser, Verb
 from narrowcast.errors import UsageError
 
 Runs = Mapping[str, Callable[[argparse.Namespace], int]]
 _ROWS: dict[str, Verb] = {
     verb.name: verb
-    for verb in (*numbers.VERBS[:-1], *checkpoints.VERBS, *audits.VERBS, *evaluate.VERBS, numbers.VERBS[-1])
+    for verb in (
+        *numbers.VERBS[:-1],
+        *checkpoints.VERBS,
+        *audits.VERBS,
+        *evaluate.VERBS,
+        *trace.VERBS,
+        numbers.VERBS[-1],
+    )
 }
 VERBS = tuple(_ROWS)
 
