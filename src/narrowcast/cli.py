@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
 from narrowcast.errors import NarrowcastError
-from narrowcast.verbs import audits, checkpoints, evaluate, numbers, trace
+from narrowcast.verbs import audits, calibrate, checkpoints, evaluate, numbers, trace
 from narrowcast.verbs.answering import discard
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
@@ -34,6 +34,8 @@ RUNS: Runs = {
     "rules": audits.run_rules,
     "repair": audits.run_repair,
     "doctor": audits.run_doctor,
+    "calibrate": calibrate.run_calibrate,
+    "calibrate-kv": calibrate.run_calibrate_kv,
     "evaluate": evaluate.run_evaluate,
     "trace": trace.run_trace,
     "legal": trace.run_legal,

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 from narrowcast._version import __version__
-from narrowcast.arguments import audits, checkpoints, evaluate, numbers, trace
+from narrowcast.arguments import audits, calibrate, checkpoints, evaluate, numbers, trace
 from narrowcast.arguments.parser import Help, Parser, Verb
 from narrowcast.errors import UsageError
 
@@ -18,6 +18,7 @@ _ROWS: dict[str, Verb] = {
         *numbers.VERBS[:-1],
         *checkpoints.VERBS,
         *audits.VERBS,
+        *calibrate.VERBS,
         *evaluate.VERBS,
         *trace.VERBS,
         numbers.VERBS[-1],

@@ -1,15 +1,15 @@
 """From statistics to the scales that a checkpoint stores: of inputs, and of the KV cache.
 
     FP8 input             amax / 448                    NVFP4 input, outer level      amax / (6 · 448)
-    keys and values       amax / 448, in FP8 and in NVFP4 alike (ModelOpt's convention, which vLLM reads)
+    keys and values       ``cache_scales``
 
 Fused siblings read one input and get one scale; so do the experts of a layer, for the same projection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from narrowcast.containers.container import CacheSpelling, Container
 from narrowcast.containers.spelling import Array
 from narrowcast.errors import UsageError
 from narrowcast.jobs.fingerprint import fingerprint
-from narrowcast.jobs.stats import STARVED, Stats, check_stat, read, scale_of
+from narrowcast.jobs.stats import STARVED, Stats, check_stat, read
 from narrowcast.model.fused import fused_groups
 from narrowcast.model.modules import Module
 from narrowcast.model.roles import Role
@@ -32,7 +32,6 @@ from narrowcast.tensors.scaling import outer_scale, under_rule
 from narrowcast.tensors.schemes import Scheme
 
 KV = {"kv8": "fp8", "kv8_head": "fp8_head", "kvnv4": "nvfp4"}  # a preset's suffix to the cache's scheme
-REACH = 448.0
 _KEYS = ("k_proj", "qkv_proj", "c_attn", "query_key_value")
 _LATENT = ("kv_b_proj", "kv_a_proj_with_mqa")
 
@@ -46,7 +45,6 @@ class Calibration:
     stat: str = "amax"
     kv: str | None = None
     used: bool = False
-    texts: list[dict[str, Any]] = field(default_factory=list)
 
     def ask(self, preset: Preset) -> None:
         """A preset that takes scales from here. UsageError where two presets want different caches."""
@@ -131,24 +129,6 @@ def check_cache(container: Container, kv: str) -> CacheSpelling:
             remedy=f"--container {' or '.join(able)}",
         )  # fmt: skip
     return container.cache
-
-
-def cache_tensors(
-    stats: Stats, stat: str, kv: str, cache: CacheSpelling, attentions: Iterable[str]
-) -> Mapping[str, dict[str, Array]]:
-    """Scales of keys and values, by attention and then by tensor name, float32 as the container shapes them.
-
-    UsageError where an attention was not seen.
-    """
-    heads = kv == "fp8_head"
-    found: dict[str, dict[str, Array]] = {}
-    for attention in attentions:
-        found[attention] = {}
-        for which in ("k", "v"):
-            scale = scale_of(stats.cache_amax(attention, which, stat, heads), REACH)
-            shaped = scale.reshape(-1, 1, 1) if heads else scale.reshape(cache.shape)
-            found[attention][attention + cache.suffixes[which]] = shaped
-    return found
 
 
 def attentions(modules: Iterable[Module], where: object) -> dict[str, Module]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from narrowcast.containers.container import Document, Group, Layers
 from narrowcast.containers.spelling import Array, widened
 from narrowcast.jobs.building import Builder
-from narrowcast.jobs.calibrated import Calibration, attentions, cache_tensors, check_cache
+from narrowcast.jobs.cache_scales import CacheScales
+from narrowcast.jobs.calibrated import Calibration, attentions, check_cache
 from narrowcast.jobs.plan import Unit
 from narrowcast.model.modules import Module
 from narrowcast.model.resolve import Resolved
@@ -42,7 +43,7 @@ def _calibrated(builder: Builder, found: Calibration, kv: str) -> dict[Path, lis
     cache = check_cache(builder.container, kv)
     keys = attentions(builder.modules, builder.checkpoint.root)
     values: dict[Path, list[tuple[str, Array]]] = {}
-    for path, tensors in cache_tensors(found.stats, found.stat, kv, cache, keys).items():
+    for path, tensors in CacheScales.of(found.stats, found.stat, kv).tensors(cache, keys).items():
         values.setdefault(builder.opened.entries[keys[path].tensor].path, []).extend(tensors.items())
     return values
 

@@ -224,16 +224,6 @@ class Stats:
         seen = self.caches[attention][which]
         return seen.channels.copy() if heads else np.float32([seen.at(stat)])
 
-    def cache_scales(
-        self, which: str, stat: str = "amax", heads: bool = False, reach: float = 448.0
-    ) -> dict[int, F32]:
-        """Multipliers amax / reach by layer index, float32 [1] or [heads]; 1 where nothing but zeros was seen."""
-        return {
-            self.layer_of[attention]: scale_of(self.cache_amax(attention, which, stat, heads), reach)
-            for attention, seen in self.caches.items()
-            if which in seen
-        }
-
     def refuse_other(self, fingerprint: str, where: object) -> None:
         """UsageError where these are statistics of another checkpoint."""
         if self.fingerprint != fingerprint:

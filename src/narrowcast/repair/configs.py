@@ -74,7 +74,7 @@ def rebuild(draft: Draft, asked: Asked) -> Iterator[Mended]:
     if opened is None:
         draft.unmended.append("no config fits the tensors: convert or quantize the parent again")
         return
-    document = _document(opened)
+    document = document_of(opened)
     settled = _shortest(opened, document)
     if settled is None:
         draft.unmended.append(
@@ -130,7 +130,7 @@ def _without_kept(config: Any) -> Any:
     return config
 
 
-def _document(opened: Opened) -> Document:
+def document_of(opened: Opened) -> Document:
     """The config as a conversion would write it."""
     container = containers[opened.contents.container]
     assert container.document is not None

@@ -120,7 +120,7 @@ def repair(
         if not draft.mended or dry_run:
             left = tuple(before.open_findings)
             return Repaired(str(model), None, tuple(draft.mended), tuple(draft.unmended), left, dry_run)
-        _write(draft, target, resume, progress)
+        write_draft(draft, target, resume, progress)
     after = audit(target, quick=True)
     return Repaired(
         str(model), Path(out), tuple(draft.mended), tuple(draft.unmended), tuple(after.open_findings), False,
@@ -188,7 +188,8 @@ def _refuse_lost(found: Found) -> None:
             )  # fmt: skip
 
 
-def _write(draft: Draft, target: Path, resume: bool, progress: ProgressFactory) -> None:
+def write_draft(draft: Draft, target: Path, resume: bool, progress: ProgressFactory) -> None:
+    """The checkpoint as a draft has it: what does not change is copied byte for byte."""
     checkpoint = draft.checkpoint
     plans = {shard: draft.shard_specs(shard) for shard in checkpoint.shards}
     sizes = {shard: layout([spec for spec, _ in plan.values()]).size for shard, plan in plans.items()}

@@ -28,6 +28,7 @@ import torch
 
 from narrowcast._version import __version__
 from narrowcast.errors import StorageError, UsageError
+from narrowcast.jobs.cache_scales import CacheScales
 from narrowcast.jobs.fingerprint import fingerprint, kinship
 from narrowcast.jobs.stats import Stats, Text, read, write
 from narrowcast.jobs.stats import merge as merge_two
@@ -39,7 +40,8 @@ from narrowcast.store.places import check_absent, check_place, lock, make_partia
 from narrowcast.store.safetensors import Reader, Spec, Writer
 from narrowcast.store.writer import storage_error
 from narrowcast.studies.ranges import Watch
-from narrowcast.texts.documents import Corpus, Piece, token_ids
+from narrowcast.studies.tokens import shared
+from narrowcast.texts.documents import Corpus, Piece
 from narrowcast.texts.documents import read as read_text
 
 TOKENS, CONTEXT = 16384, 2048
@@ -89,7 +91,7 @@ def calibrate(
     out: str | Path,
     sources: Sequence[str] = (),
     *,
-    tokens: int = TOKENS,
+    tokens: int | None = TOKENS,
     context: int = CONTEXT,
     dtype: str | None = None,
     resume: bool = False,
@@ -106,7 +108,7 @@ def calibrate(
     check_absent(target)
     corpus = read_text(sources)
     with Running.open(model, dtype) as run:
-        pieces = token_ids(tokenizer(run.root), corpus, context, tokens)
+        pieces = shared(run, None, corpus, context, tokens).pieces
         begun = begin(run, str(model), [corpus_text(corpus, pieces, context)])
         with _Partial(target, begun, run.depth, resume) as partial:
             _walk(run, pieces, begun, partial, progress)
@@ -126,20 +128,6 @@ def begin(run: Running, model: str, texts: Sequence[Text]) -> Stats:
 
 def corpus_text(corpus: Corpus, pieces: Sequence[Piece], context: int) -> Text:
     return Text(corpus.name, corpus.sha256, sum(len(piece.ids) for piece in pieces), len(pieces), context)
-
-
-def tokenizer(root: Path) -> Any:
-    """A function from text to token ids: the checkpoint's own tokenizer. UsageError where there is none."""
-    from transformers import AutoTokenizer
-
-    try:
-        own = AutoTokenizer.from_pretrained(root)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            "the model has no tokenizer that can be loaded", where=root, got=str(error).split("\n")[0],
-            remedy="copy its tokenizer files beside the weights",
-        ) from None  # fmt: skip
-    return lambda text: own(text)["input_ids"]
 
 
 def _walk(
@@ -276,7 +264,6 @@ def merge(files: Sequence[str | Path], out: str | Path) -> Calibrated:
     return Calibrated(Path(out), stats, perf_counter() - started)
 
 
-def kv_scales(stats: Stats, stat: str = "amax", heads: bool = False) -> KVScales:
-    """Multipliers amax / 448 for a KV cache, of each layer, or of each head of each layer."""
-    k, v, q = (stats.cache_scales(which, stat, heads) for which in "kvq")
-    return KVScales(k=k, v=v, q=q)
+def kv_scales(scales: CacheScales) -> KVScales:
+    """Scales as a cache takes them, by layer."""
+    return KVScales(k=scales.by_layer("k"), v=scales.by_layer("v"))
