@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from narrowcast.api import compare, convert, dequantize, error_report, quantize, quantize_tensor, recode
     from narrowcast.numbers.formats import formats
     from narrowcast.runtime.fakequant import fake_quantize
+    from narrowcast.studies.verdict import verdict
     from narrowcast.tensors.presets import presets
     from narrowcast.tensors.schemes import schemes
 
@@ -40,11 +41,12 @@ _HOMES = {
     "quantize_tensor": "narrowcast.api",
     "recode": "narrowcast.api",
     "schemes": "narrowcast.tensors.schemes",
+    "verdict": "narrowcast.studies.verdict",
 }
 
 __all__ = [
     "__version__", "audit", "compare", "convert", "dequantize", "error_report", "errors", "fake_quantize", "formats",
-    "presets", "quantize", "quantize_tensor", "recode", "schemes",
+    "presets", "quantize", "quantize_tensor", "recode", "schemes", "verdict",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 from narrowcast._version import __version__
-from narrowcast.arguments import audits, calibrate, checkpoints, evaluate, numbers, trace
+from narrowcast.arguments import audits, calibrate, checkpoints, evaluate, numbers, trace, verdict
 from narrowcast.arguments.parser import Help, Parser, Verb
 from narrowcast.errors import UsageError
 
@@ -21,6 +21,7 @@ _ROWS: dict[str, Verb] = {
         *calibrate.VERBS,
         *evaluate.VERBS,
         *trace.VERBS,
+        *verdict.VERBS,
         numbers.VERBS[-1],
     )
 }
