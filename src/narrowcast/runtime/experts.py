@@ -1,9 +1,13 @@
 """Experts of a mixture, each projection a ScaledLinear of its own, whatever the layout on disk.
 
-    y = Σ_e p_e · down_e( act(gate_e(x)) · up_e(x) )        over the experts that the router chose for a token
+    y = Σ_e p_e · down_e( gating(gate_e(x), up_e(x)) )        over the experts that the router chose for a token
 
-It stands in for transformers' stacked experts (two parameters ``gate_up_proj`` and ``down_proj``) and is called as they
-are: hidden states [tokens, H], chosen experts [tokens, k], their weights [tokens, k]. It counts tokens per expert.
+It stands in for transformers' stacked experts (parameters ``gate_up_proj`` and ``down_proj`` with the expert axis
+first) and is called as they are: hidden states [tokens, H], chosen experts [tokens, k], their weights [tokens, k]. The
+gating (SiLU, or gpt-oss's clamped one) is the family's own. It counts tokens per expert.
+
+The order of the sums is that of transformers' plain loop over experts, which a float32 run repeats bit for bit; its
+grouped products (``experts_implementation="grouped_mm"``) sum in another order.
 """
 
 from __future__ import annotations
@@ -17,32 +21,51 @@ if TYPE_CHECKING:
     from narrowcast.runtime.weights import Weights
 
 
-def is_experts(module: nn.Module) -> bool:
-    """Whether a module is a stack of experts as transformers 5 has them."""
+def is_experts(module: Any) -> bool:
+    """Whether a module is a stack of experts as transformers 5 marks them."""
     own = dict(module.named_parameters(recurse=False))
-    return {"gate_up_proj", "down_proj"} <= set(own) and own["down_proj"].ndim == 3
+    stacked = "down_proj" in own and own["down_proj"].ndim == 3
+    return stacked and hasattr(module, "is_transposed") and not getattr(module, "has_post_expert_norm", False)
+
+
+def projections(stack: Any, path: str) -> list[tuple[str, tuple[int, int]]]:
+    """Name and shape [out, in] of every projection of every expert: gate (where there is one), up, down of the first
+    expert, and so on."""
+    count, hidden, inner = stack.down_proj.shape
+    if stack.is_transposed:
+        hidden, inner = inner, hidden
+    into = ("gate_proj", "up_proj") if stack.has_gate else ("up_proj",)
+    each = [(leaf, (inner, hidden)) for leaf in into] + [("down_proj", (hidden, inner))]
+    return [(f"{path}.{e}.{leaf}", shape) for e in range(count) for leaf, shape in each]
 
 
 class Experts(nn.Module):
-    """All experts of a layer."""
+    """All experts of a layer. ``gate`` is empty where the family has no gating."""
 
     def __init__(self, stack: Any, path: str, weights: Weights) -> None:
         super().__init__()
-        count, hidden, inner = stack.down_proj.shape
-        self.act_fn = stack.act_fn
         self.gate, self.up, self.down = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        for e in range(count):
-            self.gate.append(weights.linear(f"{path}.{e}.gate_proj", shape=(inner, hidden)))
-            self.up.append(weights.linear(f"{path}.{e}.up_proj", shape=(inner, hidden)))
-            self.down.append(weights.linear(f"{path}.{e}.down_proj", shape=(hidden, inner)))
-        self.tokens = torch.zeros(count, dtype=torch.int64)
+        for name, shape in projections(stack, path):
+            leaf = name.rpartition(".")[2]
+            chosen = {"gate_proj": self.gate, "up_proj": self.up, "down_proj": self.down}[leaf]
+            chosen.append(weights.linear(name, stack.has_bias, shape))
+        self.concatenated = stack.is_concatenated
+        stack._parameters.clear()  # what is left of it is the family's gating
+        self.gating = stack._apply_gate if stack.has_gate else stack.act_fn
+        self.tokens = torch.zeros(len(self.down), dtype=torch.int64)
+
+    def _inner(self, e: int, x: torch.Tensor) -> torch.Tensor:
+        up = self.up[e](x)
+        if not self.gate:
+            return self.gating(up)
+        both = self.gate[e](x), up
+        return self.gating(torch.cat(both, -1) if self.concatenated else torch.stack(both, -1).flatten(-2))
 
     def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         out = torch.zeros_like(hidden)
         self.tokens += torch.bincount(chosen.flatten(), minlength=len(self.tokens))
         for e in torch.unique(chosen).tolist():
-            row, slot = torch.where(chosen == e)
-            x = hidden[row]
-            y = self.down[e](self.act_fn(self.gate[e](x)) * self.up[e](x))
+            slot, row = torch.where((chosen == e).T)
+            y = self.down[e](self._inner(e, hidden[row]))
             out.index_add_(0, row, (y * share[row, slot, None]).to(out.dtype))
         return out

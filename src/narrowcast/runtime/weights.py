@@ -1,34 +1,39 @@
 """Weights from a checkpoint in any container into parts of a skeleton, linears as ``ScaledLinear``.
 
-    fill(part, path)     every parameter below ``path``: linears and experts through ``Linears``, the rest as tensors
+    fill(part, path)     every parameter below ``path``: linears and experts through ``linear``, the rest as tensors
 
-Names are those of the unquantized model; a text model inside a multimodal checkpoint is found under
-``language_model``. A parameter that the checkpoint does not hold is refused by name, never left as it was made.
+Names are those of transformers' modules (``names``). A parameter that the checkpoint does not hold is refused by name,
+never left as it was made, and so is one with NaN or infinity in it: every number behind it would be one too.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from narrowcast.errors import CheckpointError
-from narrowcast.jobs.coded import Coded, Opened
-from narrowcast.jobs.matching import Held, held
-from narrowcast.kernels import Rows
+from narrowcast.jobs.coded import Opened
+from narrowcast.jobs.matching import CACHE_SCALE, INPUT_SCALE, Held, held
 from narrowcast.numbers.formats import BF16, FP16, FP32
-from narrowcast.runtime.inputs import Inputs, operand_of
+from narrowcast.runtime.experts import Experts, is_experts
 from narrowcast.runtime.linear import ScaledLinear
-from narrowcast.runtime.online import Online
+from narrowcast.runtime.names import Names
+from narrowcast.runtime.online import Online, siblings
 from narrowcast.runtime.product import Operand
-from narrowcast.tensors.packing import unpack
-from narrowcast.tensors.presets import LinearScheme
-from narrowcast.tensors.qtensor import QTensor
+from narrowcast.runtime.skeleton import is_linear, linear_shape, stored
+from narrowcast.runtime.stored import inputs_of, weight_of
 
-FORMATS = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}
+BLOCK = 1 << 24  # elements that are widened at once
+# Stored dtypes that torch has itself: the carrier's view, and the dtype.
+VIEWS: dict[str, tuple[str, torch.dtype]] = {
+    BF16.name: ("<i2", torch.bfloat16),
+    FP16.name: ("<f2", torch.float16),
+    FP32.name: ("<f4", torch.float32),
+}
 
 
 @dataclass
@@ -38,13 +43,28 @@ class Weights:
     opened: Opened
     dtype: torch.dtype
     online: Online | None = None
+    names: Names | None = None
+    unused: tuple[str, ...] = ()
     _names: dict[str, Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         tensors = held(self.opened)
-        for name, one in (tensors.tied | tensors.found).items():
-            self._names[name] = one
-            self._names.setdefault(_plain_name(name), one)
+        own = {name: one for name, one in tensors.found.items() if one.role not in (INPUT_SCALE, CACHE_SCALE)}
+        take = self.names.take if self.names is not None else str
+        for name, one in own.items():
+            other = self._names.setdefault(take(name), one)
+            if other is not one:
+                raise CheckpointError(
+                    f"two tensors are {take(name)} of the model", where=self.opened.checkpoint.root,
+                    got=f"{other.name} and {name}", wanted="one of them",
+                )  # fmt: skip
+        for name, one in tensors.tied.items():
+            self._names.setdefault(take(name), one)
+        if self.names is not None:
+            self.names.refuse_missing(self._names)
+            self.unused = self.names.unused(list(own))
+        for name, one in own.items():
+            self._names.setdefault(name, one)
 
     def find(self, name: str) -> Held:
         """What the checkpoint holds under a name of the skeleton."""
@@ -59,17 +79,41 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self._names or name.removesuffix(".weight") in self._names
 
-    def tensor(self, name: str, shape: torch.Size | None = None) -> torch.Tensor:
-        """A tensor in the run's dtype, decoded if it is stored quantized."""
+    def tensor(
+        self, name: str, shape: torch.Size | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """A tensor in ``dtype``, None for the run's, decoded if it is stored quantized."""
         one = self.find(name)
-        values = torch.from_numpy(np.ascontiguousarray(one.values(0, one.source.shape[0])))
-        wanted = one.shape if shape is None else shape
-        if values.numel() != int(np.prod(wanted)):
+        wanted = tuple(one.shape if shape is None else shape)
+        if tuple(one.shape) != wanted:
             raise CheckpointError(
                 f"{name} does not fit the model", where=self.opened.checkpoint.root, got=list(one.shape),
                 wanted=list(wanted),
             )  # fmt: skip
-        return values.reshape(tuple(wanted)).to(self.dtype)
+        return self._finite(name, self.narrow(one, dtype)).reshape(wanted)
+
+    def narrow(self, one: Held, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A matrix [rows, K] as it is read, rounded once to ``dtype``, None for the run's, some rows at a time: beside
+        the result there is never more than a block of it."""
+        dtype = self.dtype if dtype is None else dtype
+        rows, columns = one.source.shape
+        step = max(1, BLOCK // max(columns, 1) // one.row_multiple) * one.row_multiple
+        if rows <= step:
+            return _block(one, 0, rows).to(dtype)
+        out = torch.empty(rows, columns, dtype=dtype)
+        for start in range(0, rows, step):
+            out[start : start + step] = _block(one, start, min(start + step, rows))
+        return out
+
+    def _finite(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """The values, when every one is a finite number; a sum tells, and is looked into when it is none itself."""
+        if not math.isfinite(float(values.sum(dtype=torch.float32))) and not values.isfinite().all():
+            raise CheckpointError(
+                f"{name} holds NaN or infinity", where=self.opened.checkpoint.root,
+                got=f"{int((~values.isfinite()).sum())} of {values.numel()} elements",
+                remedy="`narrowcast audit` shows where",
+            )  # fmt: skip
+        return values
 
     def linear(self, path: str, bias: bool = False, shape: tuple[int, int] | None = None) -> ScaledLinear:
         """The linear layer called ``path``, with the computation that the checkpoint or ``online`` says."""
@@ -82,65 +126,60 @@ class Weights:
         offset = self.tensor(f"{path}.bias").float().reshape(-1) if bias else None
         coded = one.coded
         if coded is None and self.online is not None and self.online.takes(one):
-            weight, inputs = self.online.quantize(path, one)
+            fused = [name for name in siblings(path) if self.has(name)]
+            weight, inputs = self.online.quantize(path, fused, self._whole)
             return ScaledLinear(path, weight, inputs, offset)
-        if coded is None or coded.stored.linear.input is None:
+        if coded is None or self.wide(path):
             return ScaledLinear(path, self._wide(one), None, offset, plain=True)
         linear = coded.stored.linear
-        return ScaledLinear(path, self._operand(one, coded), self._inputs(coded, linear), offset)
+        return ScaledLinear(path, weight_of(one, coded, linear), inputs_of(one, coded, linear), offset)
+
+    def wide(self, path: str) -> bool:
+        """Whether the input of the linear called ``path`` is not quantized."""
+        one = self.find(path)
+        if one.coded is not None:
+            return one.coded.stored.linear.input is None
+        return self.online is None or not self.online.takes(one)
+
+    def _whole(self, name: str) -> torch.Tensor:
+        """All rows of a matrix in the dtype that it is stored in, every one a finite number."""
+        one = self.find(name)
+        return self._finite(name, _block(one, 0, one.source.shape[0]))
 
     def _wide(self, one: Held) -> Operand:
         """A weight whose input stays wide: decoded, rounded once to the run's dtype."""
-        matrix = torch.from_numpy(np.ascontiguousarray(one.values(0, one.source.shape[0])))
-        narrow = matrix.to(self.dtype)
+        narrow = self._finite(one.name, self.narrow(one))
         return Operand(narrow.float(), None, self.dtype == torch.bfloat16)
 
-    def _operand(self, one: Held, coded: Coded) -> Operand:
-        """A quantized weight whose input is quantized too."""
-        order, factors = one.columns()
-        scheme = coded.how.scheme
-        if order is not None or factors is not None or coded.how.part("offset") is not None:
-            return Operand(torch.from_numpy(np.ascontiguousarray(one.values(0, coded.shape[0]))))
-        source = one.checkpoint
-        rows: Rows = coded.rows(source, 0, coded.shape[0])
-        outer = coded.outer(source)
-        codes = unpack(rows.packed, coded.how.packing, coded.shape[1])
-        scales: tuple[Any, ...] = (rows.scales,)
-        if len(scheme.scales) == 2:
-            scales = (rows.scales, np.full((1, 1), outer, np.float32))
-            if scheme.scales[1].divides:
-                return Operand(torch.from_numpy(one.values(0, coded.shape[0])))
-        return operand_of(QTensor(scheme, codes, scales, rows.zero))
 
-    def _inputs(self, coded: Coded, linear: LinearScheme) -> Inputs:
-        assert linear.input is not None
-        static = None
-        if not linear.dynamic:
-            source = self.opened.checkpoint
-            static = float(coded.how.static(source, coded.place, coded.shape, "input").reshape(-1)[0])
-        return Inputs(linear.input, static)
-
-
-def _plain_name(name: str) -> str:
-    """A name of a text model inside a multimodal one as the text model alone has it."""
-    return name.replace("language_model.model.", "model.").replace("model.language_model.", "model.").replace(
-        "language_model.lm_head", "lm_head"
-    )  # fmt: skip
+def _block(one: Held, start: int, stop: int) -> torch.Tensor:
+    """Rows start:stop as they are stored where torch has the dtype, else their exact values."""
+    name = one.dtype.format if one.dtype is not None else None
+    if name in VIEWS:
+        rows = np.ascontiguousarray(one.stored(start, stop))
+        return torch.from_numpy(rows.view(VIEWS[name][0])).view(VIEWS[name][1])
+    return torch.from_numpy(np.ascontiguousarray(one.values(start, stop)))
 
 
 def fill(part: nn.Module, path: str, weights: Weights) -> nn.Module:
-    """Put weights into every parameter of ``part``, which the skeleton calls ``path``; returns the part, which may be
-    another module when it is itself a linear."""
-    from narrowcast.runtime.experts import Experts, is_experts
-
-    if isinstance(part, nn.Linear):
-        return weights.linear(path, part.bias is not None, (part.out_features, part.in_features))
+    """Put weights into every parameter and saved buffer of ``part``, which the skeleton calls ``path``; returns the
+    part, which may be another module when it is itself a linear."""
+    if is_linear(part) and part.weight.dtype == weights.dtype:
+        return weights.linear(path, getattr(part, "bias", None) is not None, linear_shape(part))
     if is_experts(part):
         return Experts(part, path, weights)
-    for name, child in part.named_children():
-        setattr(part, name, fill(child, f"{path}.{name}" if path else name, weights))
-    for name, parameter in list(part.named_parameters(recurse=False)):
-        full = f"{path}.{name}" if path else name
-        value = weights.tensor(full, parameter.shape)
-        part._parameters[name] = nn.Parameter(value, requires_grad=False)
+    for name, child in part._modules.items():
+        if child is not None:
+            part._modules[name] = fill(child, f"{path}.{name}" if path else name, weights)
+    fill_own(part, path, weights)
     return part
+
+
+def fill_own(part: nn.Module, path: str, weights: Weights) -> None:
+    """The tensors of a module that are not its children's, each in the dtype that the skeleton has it in."""
+    for name, value in stored(part):
+        found = weights.tensor(f"{path}.{name}" if path else name, value.shape, value.dtype)
+        if name in part._parameters:
+            part._parameters[name] = nn.Parameter(found, requires_grad=False)
+        else:
+            part._buffers[name] = found
