@@ -4,7 +4,8 @@ Of n questions both models answered, only those that flipped tell them apart: ``
 ``gained`` from wrong to right. Without a difference each flip is a fair coin, X ~ Binomial(lost + gained, 1/2):
 
     exact p = 2 · P(X <= min(lost, gained)), at most 1        never false more often than it says
-    mid-p   = exact p - P(X = min(lost, gained))              nearer to it, may be above it by a little
+    mid-p   = exact p - P(X = min(lost, gained))              nearer to what it says, may be false a little more often
+            = 1 - P(X = lost)/2 where both are equal          (Fagerland, Lydersen and Laake 2013)
 
 The interval for d = (gained - lost)/n holds every Δ that the score test does not reject (Tango, Statistics in
 Medicine 17, 1998, 891-908), with q the likelihood's best share of lost answers under Δ:
@@ -35,7 +36,9 @@ def exact_p(lost: int, gained: int) -> float:
 def mid_p(lost: int, gained: int) -> float:
     """Two-sided mid-p of McNemar's test; 1 without a flip."""
     below, at = _tail(lost, gained)
-    return min(1.0, 2 * below + at)
+    if lost == gained:  # both tails begin at the same count
+        return 1 - at / 2 if lost else 1.0
+    return 2 * below + at
 
 
 def _tail(lost: int, gained: int) -> tuple[float, float]:
