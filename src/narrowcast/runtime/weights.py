@@ -9,7 +9,7 @@ never left as it was made, and so is one with NaN or infinity in it: every numbe
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -165,7 +165,8 @@ def fill(part: nn.Module, path: str, weights: Weights) -> nn.Module:
     """Put weights into every parameter and saved buffer of ``part``, which the skeleton calls ``path``; returns the
     part, which may be another module when it is itself a linear."""
     if is_linear(part) and part.weight.dtype == weights.dtype:
-        return weights.linear(path, getattr(part, "bias", None) is not None, linear_shape(part))
+        made = weights.linear(path, getattr(part, "bias", None) is not None, linear_shape(part))
+        return made if isinstance(part, nn.Linear) else in_columns(made)
     if is_experts(part):
         return Experts(part, path, weights)
     for name, child in part._modules.items():
@@ -173,6 +174,14 @@ def fill(part: nn.Module, path: str, weights: Weights) -> nn.Module:
             part._modules[name] = fill(child, f"{path}.{name}" if path else name, weights)
     fill_own(part, path, weights)
     return part
+
+
+def in_columns(linear: ScaledLinear) -> ScaledLinear:
+    """A linear whose weight lies in memory as [K, N]: what families multiply by that store it so. The numbers are the
+    same; the order in which BLAS sums them is that of the family too."""
+    if linear.plain and linear.weight.matrix.dtype == torch.float32:
+        linear.weight = replace(linear.weight, matrix=linear.weight.matrix.T.contiguous().T)
+    return linear
 
 
 def fill_own(part: nn.Module, path: str, weights: Weights) -> None:
