@@ -35,7 +35,7 @@ from narrowcast.errors import UsageError
 from narrowcast.numbers.codec import decode_table
 from narrowcast.numbers.formats import E2M1, E4M3FN, E8M0
 from narrowcast.runtime.caches.dynamic import with_scales, without_scales
-from narrowcast.runtime.caches.fp8 import saturated
+from narrowcast.runtime.caches.fp8 import ROUNDED, saturated
 from narrowcast.runtime.caches.rotated import packed, unpacked
 from narrowcast.tensors.scaling import power_of_two_codes
 
@@ -77,7 +77,7 @@ class Nvfp4:
         factor = torch.where(wide == 0, 0.0, 1.0 / (wide * (1.0 / divisor)))
         scaled = blocks * factor
         codes = _e2m1(scaled, _TIES_TO_EVEN, scaled.signbit())
-        reach = self.scale * (6.0 * torch.finfo(_E4M3).max)
+        reach = self.scale * (6.0 * torch.finfo(_E4M3).max * ROUNDED)
         return with_scales(codes, stored.squeeze(-1)), int((blocks.abs() > reach).sum())
 
     def decode(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

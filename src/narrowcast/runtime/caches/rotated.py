@@ -20,8 +20,8 @@ A range that does not hold zero cannot be held: the zero point stops at 0 or 15,
 fate of a vector whose first element (of a block) stands out so far that R x has one sign; ``encode`` counts it.
 
 Error where the range holds zero, before the last rounding: a rotated coordinate errs by at most
-e = s/2 + 15 · 2^-19 · s (the cleared bits) + half a unit of r in the run's dtype, and an element, the mean of b such
-errors with signs, by no more.
+e = s/2 + 15 · 2^-19 · s (the cleared bits) + half a unit of r in the run's dtype. Rᵀ/b shrinks 2-norms by √b, so the
+error of a whole block has a 2-norm of at most e, that of an element a root mean square of e / √b.
 """
 
 from __future__ import annotations
