@@ -39,7 +39,7 @@ from narrowcast.statistics.power import detectable, detectable_mean, mean_needed
 from narrowcast.statistics.proportions import holm
 from narrowcast.statistics.quantiles import normal_quantile
 from narrowcast.statistics.signflip import sign_flip_p
-from narrowcast.studies.verdict_answers import Answers, Asked, read
+from narrowcast.studies.verdict_answers import Answers, Asked, aligned, read
 from narrowcast.studies.verdict_pairs import Pair, Refusal, metric_of, paired, unscored
 
 EFFECT = 0.02
@@ -169,7 +169,7 @@ def verdict(
     if not 0.5 <= confidence < 1:
         raise UsageError("not a confidence", got=confidence, wanted="from 0.5 to below 1, such as 0.95")
     asked = Asked(metric, filter, cluster, k)
-    sides = read(a, asked), read(b, asked)
+    sides = aligned(read(a, asked), read(b, asked))
     pairs, refusals = paired(*sides)
     by_task: dict[str, list[Pair]] = {}
     for pair in pairs:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +103,8 @@ def read(source: str | Path, asked: Asked) -> Answers:
     for file, task in zip(files, tasks, strict=True):
         shots, less = _beside(file, task)
         lower |= {(task, metric) for metric in less}
-        records, filters[task] = _filtered(list(_records(file)), asked.filter)
-        answers += _of_file(records, task, shots, asked)
+        found, filters[task] = _of_file(file, task, shots, asked)
+        answers += found
     if not answers:
         raise InputError("no answers", where=source, wanted="one JSON object per line")
     if asked.k != 1 and not any(f"pass@{asked.k}" in answer.scores for answer in answers):
@@ -115,6 +115,21 @@ def read(source: str | Path, asked: Asked) -> Answers:
             "no answer has this filter", got=asked.filter, wanted=", ".join(known) or "no filter"
         )
     return Answers(str(source), tuple(files), tuple(answers), filters, frozenset(lower))
+
+
+def aligned(a: Answers, b: Answers) -> tuple[Answers, Answers]:
+    """Both sides, the one task of either under its name where the other's file does not say one."""
+    tasks = [{answer.task for answer in side.answers} for side in (a, b)]
+    if tasks[0] == {""} and len(tasks[1]) == 1:
+        return _renamed(a, *tasks[1]), b
+    if tasks[1] == {""} and len(tasks[0]) == 1:
+        return a, _renamed(b, *tasks[0])
+    return a, b
+
+
+def _renamed(side: Answers, task: str) -> Answers:
+    answers = tuple(replace(answer, task=task) for answer in side.answers)
+    return replace(side, answers=answers, filters={task: side.filters.get("", ())})
 
 
 def _files(source: str) -> list[Path]:
@@ -186,30 +201,23 @@ def _beside(file: Path, task: str) -> tuple[str | None, list[str]]:
 _Placed = Sequence[tuple[str, dict[str, Any]]]
 
 
-def _filtered(records: _Placed, wanted: str | None) -> tuple[_Placed, tuple[str, ...]]:
-    """The lines of one filter (the wanted one, else the first), and all filters with that one in front."""
-    names = list(
-        dict.fromkeys(
-            str(record["filter"]) for _, record in records if is_lm_eval(record) and "filter" in record
-        )
-    )
-    if not names:
-        return records, ()
-    chosen = wanted if wanted in names else names[0]
-    kept = [(where, record) for where, record in records if record.get("filter", chosen) == chosen]
-    return kept, (chosen, *(name for name in names if name != chosen))
-
-
-def _of_file(records: _Placed, task: str, shots: str | None, asked: Asked) -> Iterable[Answer]:
+def _of_file(file: Path, task: str, shots: str | None, asked: Asked) -> tuple[list[Answer], tuple[str, ...]]:
+    """The answers of one filter (the wanted one, else the first), and all filters with that one in front."""
+    by_filter: dict[str, list[Answer]] = {}
     samples: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
-    for where, record in records:
-        own = str(record.get("task", task)) if not is_lm_eval(record) else task
+    for where, record in _records(file):
+        harness = is_lm_eval(record)
+        own = task if harness else str(record.get("task", task))
         if "task_id" in record and ("passed" in record or "completion" in record):
             samples.setdefault((own, str(record["task_id"])), []).append((where, record))
             continue
-        yield _answer(where, record, own, shots, asked)
-    for (own, name), lines in samples.items():
-        yield _sampled(own, name, lines, asked)
+        name = str(record.get("filter", "")) if harness else ""
+        by_filter.setdefault(name, []).append(_answer(where, record, own, shots, asked))
+    names = [name for name in by_filter if name]
+    chosen = asked.filter if asked.filter in names else names[0] if names else ""
+    kept = by_filter.get(chosen, []) + (by_filter.get("", []) if chosen else [])
+    kept += [_sampled(own, name, lines, asked) for (own, name), lines in samples.items()]
+    return kept, (chosen, *(name for name in names if name != chosen)) if names else ()
 
 
 def _sampled(task: str, name: str, lines: _Placed, asked: Asked) -> Answer:
