@@ -55,7 +55,7 @@ def _calibrate_kv_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stats", metavar="FILE", help="statistics of the model or its parent, or an overlay")
     add("--stat", metavar="STAT", default="amax", help=STAT)
     _text_arguments(parser)
-    add("--measure", type=count, metavar="N", help="tokens to measure on (512; 0 for none)")
+    add("--measure", type=count, metavar="N", help="tokens to measure on (1024; 0 for none)")
     add("--resume", action="store_true", help="go on with a run that was killed while it wrote")
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
 

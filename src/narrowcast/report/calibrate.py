@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +27,11 @@ def calibrate_page(done: Calibrated) -> list[str]:
     stats = done.stats
     lines = [f"{stats.model} to {done.out}", ""]
     rows = _by_leaf(stats.inputs)
-    titles = ("inputs of", "linears", "median amax", "largest", "in", "its p99.9", "ema")
-    lines += [*table(titles, rows, "LrrrLrr", indent=2), ""]
+    titles = ("inputs of", "linears", "median amax", "largest", "in layer", "its p99.9", "its ema")
+    lines += [*table(titles, rows, "Lrrrrrr", indent=2), ""]
     rows = [_cache_row(which, stats.caches) for which in TITLES]
-    titles = ("cache", "layers", "median amax", "largest", "in", "beyond 448")
-    lines += [*table(titles, [row for row in rows if row], "lrrrLr", indent=2), ""]
+    titles = ("cache", "layers", "median amax", "largest", "in layer", "beyond 448")
+    lines += [*table(titles, [row for row in rows if row], "lrrrrr", indent=2), ""]
     texts = [f"{text.tokens:,} tokens of {text.name}, sha256 {text.sha256[:12]}" for text in stats.texts]
     told = [("text", "; ".join(texts)), ("ran in", stats.dtype)]
     told += [("first ids", ", ".join(map(str, done.first)))] if done.first else []
@@ -58,9 +60,15 @@ def _spread(found: dict[str, Range]) -> tuple[str, ...]:
     seen = found[worst]
     middle = float(np.median([one.amax for one in found.values()]))
     return (
-        str(len(found)), number(middle, 4), number(seen.amax, 4), worst, number(seen.at("p99.9"), 4),
+        str(len(found)), number(middle, 4), number(seen.amax, 4), _layer(worst), number(seen.at("p99.9"), 4),
         number(seen.at("ema"), 4),
     )  # fmt: skip
+
+
+def _layer(name: str) -> str:
+    """The number of a layer, or the whole name where there is none."""
+    match = re.search(r"\.(\d+)\.", f"{name}.")
+    return match[1] if match else name
 
 
 def _cache_row(which: str, caches: dict[str, dict[str, Range]]) -> tuple[str, ...]:
@@ -122,7 +130,7 @@ def _layers(found: KVCalibration) -> list[str]:
 def _measured(found: KVCalibration) -> list[str]:
     rows = [
         (
-            one.name, number(one.gap.kl.estimate, 3), f"{number(one.gap.kl.low, 3)} to {number(one.gap.kl.high, 3)}",
+            one.name, number(one.gap.kl.estimate, 3), _interval(one.gap.kl.low, one.gap.kl.high),
             percent(one.gap.top1.estimate), percent(one.keys_clipped), percent(one.values_clipped),
         )
         for one in found.measured
@@ -130,3 +138,9 @@ def _measured(found: KVCalibration) -> list[str]:
     titles = ("scales", "KL", "95 % interval", "same best", "K clipped", "V clipped")
     lines = table(titles, rows, "lrrrrr", indent=2)
     return [*lines, *hanging(f"  nats per token beside a wide cache, over {found.tokens} predictions")]
+
+
+def _interval(low: float, high: float) -> str:
+    return (
+        f"{number(low, 3)} to {number(high, 3)}" if isfinite(low) and isfinite(high) else "too few documents"
+    )

@@ -172,8 +172,8 @@ def presets_doc() -> list[str]:
         "",
         "A preset is what people type: how weights are kept and how inputs are quantized on the way into a "
         f"linear layer. Names are case-insensitive. {suffixes} behind a name quantize the KV cache too, "
-        "which needs calibration statistics. `narrowcast calibrate` makes them, `quantize --stats` takes them; a preset "
-        "that needs them refuses where there are none.",
+        "which needs calibration statistics. `narrowcast calibrate` makes them, `quantize --stats` takes them; a "
+        "preset that needs them refuses where there are none.",
         "",
         f"Kept as they are, unless a recipe says otherwise: {', '.join(sorted(EXCLUDED_ROLES))}.",
         "",

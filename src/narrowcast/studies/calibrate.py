@@ -167,7 +167,11 @@ class _Partial:
             "narrowcast": __version__, "fingerprint": begun.fingerprint, "dtype": begun.dtype,
             "texts": [vars(text) for text in begun.texts],
         }  # fmt: skip
-        self._adopt(job, there)
+        try:
+            self._adopt(job, there)
+        except BaseException:
+            os.close(self._lock)
+            raise
 
     def _adopt(self, job: Mapping[str, Any], there: bool) -> None:
         record = self.path / _JOB

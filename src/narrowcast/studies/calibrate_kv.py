@@ -30,10 +30,10 @@ from narrowcast.studies.calibrate import CONTEXT, TOKENS, begin, corpus_text, kv
 from narrowcast.studies.evaluation import Gap
 from narrowcast.studies.measure import Beside
 from narrowcast.studies.tokens import shared
-from narrowcast.texts.documents import Piece
+from narrowcast.texts.documents import Corpus, Piece
 from narrowcast.texts.documents import read as read_text
 
-MEASURED = 512  # tokens that the divergence is measured on
+MEASURED, SHORT = 1024, 128  # tokens that the divergence is measured on, in pieces of several documents
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def calibrate_kv(
     """Scales for the KV cache of ``model``, from a file of statistics or an overlay, or from text; see the module
     docstring.
 
-    ``stats`` may be of the model's unquantized parent. Text is for both: its first ``tokens`` make the scales where no
-    file does, the ``measure`` behind them measure. Raises UsageError for statistics of another model.
+    ``stats`` may be of the model's unquantized parent. Text is for both: ``tokens`` of it make the scales where no file
+    does, and ``measure`` of its other documents measure. Raises UsageError for statistics of another model.
     """
     check_stat(stat)
     given = read_overlay(stats) if stats is not None else None
@@ -100,14 +100,13 @@ def calibrate_kv(
     with Running.open(model, dtype) as run:
         checkpoint = run.opened.checkpoint
         own, kin = fingerprint(checkpoint), kinship(run.opened)
-        alone = given is None and seen is None
         corpus = read_text(sources)
-        pieces = shared(run, None, corpus, context, (tokens if alone else 0) + measure).pieces if alone or measure else []
-        last = pieces
-        if alone:
-            first, last = _cut(pieces, measure) if measure else (pieces, [])
+        first: Sequence[Piece] = ()
+        if given is None and seen is None:
+            first = shared(run, None, corpus, context, tokens).pieces
             seen = begin(run, str(model), [corpus_text(corpus, first, context)])
             _watch(run, first, seen, progress)
+        last = shared(run, None, _rest(corpus, first), SHORT, measure).pieces if measure else []
         scheme = "fp8_head" if heads else "fp8"
         scales = given if given is not None else CacheScales.of(seen, stat, scheme)  # type: ignore[arg-type]
         scales.check_model(own, kin, model)
@@ -122,19 +121,11 @@ def calibrate_kv(
     )
 
 
-def _cut(pieces: Sequence[Piece], measure: int) -> tuple[list[Piece], list[Piece]]:
-    """The pieces that make scales, and those with at least ``measure`` tokens behind them that measure; a text of one
-    piece is cut in two."""
-    if len(pieces) == 1:
-        only = pieces[0]
-        at = max(len(only.ids) - measure, len(only.ids) // 2)
-        parts = (only.ids[:at], 0), (only.ids[at:], at)
-        pieces = [Piece(only.document, only.name, only.start + start, ids) for ids, start in parts]
-    count, kept = 0, len(pieces)
-    while kept > 1 and count < measure:
-        kept -= 1
-        count += len(pieces[kept].ids)
-    return list(pieces[:kept]), list(pieces[kept:])
+def _rest(corpus: Corpus, pieces: Sequence[Piece]) -> Corpus:
+    """The documents of which no piece ran; all of them where there is no other."""
+    ran = {piece.document for piece in pieces}
+    rest = tuple(document for i, document in enumerate(corpus.documents) if i not in ran)
+    return Corpus(corpus.name, rest) if rest else corpus
 
 
 def _watch(run: Running, pieces: Sequence[Piece], seen: Stats, progress: ProgressFactory) -> None:
