@@ -12,10 +12,13 @@ grouped products (``experts_implementation="grouped_mm"``) sum in another order.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from narrowcast.runtime.linear import ScaledLinear
 
 if TYPE_CHECKING:
     from narrowcast.runtime.weights import Weights
@@ -39,6 +42,25 @@ def projections(stack: Any, path: str) -> list[tuple[str, tuple[int, int]]]:
     return [(f"{path}.{e}.{leaf}", shape) for e in range(count) for leaf, shape in each]
 
 
+class _Transposed(ScaledLinear):
+    """A projection that its family stores as [K, N] and multiplies by as x @ W + b: in a float32 run so is this, whose
+    bits depend on the order of sums."""
+
+    @classmethod
+    def of(cls, made: ScaledLinear) -> ScaledLinear:
+        """The same projection, where its numbers are plain float32."""
+        if not made.plain or made.weight.matrix.dtype != torch.float32:
+            return made
+        weight = replace(made.weight, matrix=made.weight.matrix.T.contiguous().T)
+        return cls(made.name, weight, None, made.bias, plain=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float32:
+            return super().forward(x)
+        y = x @ self.weight.matrix.T
+        return y if self.bias is None else y + self.bias
+
+
 class Experts(nn.Module):
     """All experts of a layer. ``gate`` is empty where the family has no gating."""
 
@@ -48,7 +70,8 @@ class Experts(nn.Module):
         for name, shape in projections(stack, path):
             leaf = name.rpartition(".")[2]
             chosen = {"gate_proj": self.gate, "up_proj": self.up, "down_proj": self.down}[leaf]
-            chosen.append(weights.linear(name, stack.has_bias, shape))
+            made = weights.linear(name, stack.has_bias, shape)
+            chosen.append(_Transposed.of(made) if stack.is_transposed else made)
         self.concatenated = stack.is_concatenated
         stack._parameters.clear()  # what is left of it is the family's gating
         self.gating = stack._apply_gate if stack.has_gate else stack.act_fn

@@ -71,6 +71,9 @@ class Names:
         table = get_model_conversion_mapping(model)
         self.where = where
         self.wanted = frozenset(_bare(name) for name in wanted(model))
+        # Heads that read an embedding, as the model's own config has it: either may be the one that is stored.
+        pairs = [(_bare(a), _bare(b)) for a, b in model.all_tied_weights_keys.items()]
+        self.tied = [*pairs, *((b, a) for a, b in pairs)]
         self._base = str(getattr(model, "base_model_prefix", "model"))
         self._renamings = [one for one in table if not isinstance(one, WeightConverter)]
         self._computed = [

@@ -33,6 +33,7 @@ from narrowcast.jobs.opening import open_model
 from narrowcast.runtime.names import Names
 from narrowcast.runtime.online import Online
 from narrowcast.runtime.outer import fill_outer
+from narrowcast.runtime.product import Operand
 from narrowcast.runtime.skeleton import decoder_layers, skeleton
 from narrowcast.runtime.spool import Spool
 from narrowcast.runtime.twins import Shared, twin
@@ -42,6 +43,8 @@ from narrowcast.store.folder import some
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHARED = Shared()
+# What a model's forward ends in when its layers are not what it expects.
+_ODD = (IndexError, RuntimeError, ValueError, TypeError, AttributeError)
 
 
 class State:
@@ -200,11 +203,15 @@ class Running:
         self._fill_outer()
         try:
             first, calls = self._written_down(ids)
-        except (IndexError, RuntimeError, ValueError, TypeError):
-            if self._tuples:
-                raise
-            self._tuples = True  # a family whose layers return tuples fails on a tensor
-            first, calls = self._written_down(ids)
+        except _ODD as why:
+            self._tuples = not self._tuples  # a family whose layers return tuples fails on a tensor
+            try:
+                first, calls = self._written_down(ids)
+            except _ODD:
+                raise UsageError(
+                    "this model cannot be walked layer by layer", where=self.root,
+                    got=f"{type(self.model).__name__}: {why}".split("\n")[0][:200],
+                ) from why  # fmt: skip
         return State(ids, first, calls)
 
     def _written_down(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[dict[str, Any]]]:
@@ -229,10 +236,7 @@ class Running:
         with self._instead(write_down):
             self._call(ids, 1)
         if len(calls) != self.depth or any(one is not first[0] for one in first):
-            raise UsageError(
-                "this model does more between its layers than hand hidden states on, so it cannot be walked",
-                where=self.root, got=type(self.model).__name__,
-            )  # fmt: skip
+            raise ValueError("it does more between its layers than hand hidden states on")
         return first[0], calls
 
     def _call(self, ids: torch.Tensor, last: int) -> Any:
@@ -254,8 +258,16 @@ class Running:
         kwargs = state.calls[i]
         if cache is not None:
             kwargs = kwargs | {"cache": cache}
-        out = layer(state.hidden, **kwargs)
-        found: torch.Tensor = out[0] if isinstance(out, tuple) else out
+        try:
+            out = layer(state.hidden, **kwargs)
+        except AttributeError as error:
+            if Operand.__name__ not in str(error):
+                raise
+            raise UsageError(
+                "this family computes with a linear layer's weight itself, which is not done here", where=self.root,
+                got=type(layer).__name__,
+            ) from error  # fmt: skip
+        found: torch.Tensor = out[0] if isinstance(out, tuple | list) else out
         state.hidden = found
         return found
 
