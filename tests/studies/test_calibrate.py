@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from studies.calibrated_toys import llama, mixture, texts, watched
 
 from narrowcast.cli import main
 from narrowcast.errors import NarrowcastError, NonFiniteError, StorageError, UsageError
 from narrowcast.jobs.stats import BINS, STARVED, Range, batch, edge, merge, read
 from narrowcast.studies import calibrate as study
 from narrowcast.studies.calibrate import calibrate
+from studies.calibrated_toys import llama, mixture, texts, watched
 
 LENGTHS = (40, 25)
 

@@ -1,11 +1,12 @@
 """Which checkpoint this is, by a hash that does not read all of it.
 
     fingerprint    SHA-256 over what the config says, and names, dtypes, shapes and three pages of every tensor
-    kinship        SHA-256 over the names and shapes of the linear layers and the norms' weights
+    kinship        SHA-256 over names and shapes of the linear layers, the norms' weights, two rows of the embedding
 
 The first tells a model from its fine-tunes, whose every matrix is another, and not from one that differs only between
-the pages. The second stays when a model is quantized, in whatever container, as long as its norms stay; so it tells
-whether one model can be the quantized other. How the tensors lie in shards matters to neither.
+the pages. The second stays when a model is quantized, in whatever container, as long as these stay wide; so it tells
+whether one model can be the quantized other. Fine-tunes that leave norms and embeddings alone share it. How the tensors
+lie in shards matters to neither.
 """
 
 from __future__ import annotations
@@ -52,4 +53,8 @@ def kinship(opened: Opened) -> str:
         elif one.role == str(Role.NORM):
             digest.update(f"{name}\n".encode(errors="surrogateescape"))
             digest.update(one.values(0, one.source.shape[0]).astype("<f4").tobytes())
+        elif one.role == str(Role.EMBEDDING) and one.coded is None:
+            rows = one.source.shape[0]
+            for row in (rows // 3, 2 * rows // 3):
+                digest.update(one.values(row, row + 1).astype("<f4").tobytes())
     return digest.hexdigest()
