@@ -141,7 +141,9 @@ def _integers(x: Operand, w: Operand) -> torch.Tensor:
 
 def int_sums(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor | None = None) -> torch.Tensor:
     """Σ_k (x[m, k] - zero[m]) · w[n, k] of int8 codes, exact, int32 [M, N]."""
-    sums = torch._int_mm(x, w.T) if _exact() and len(x) else _float_sums(x, w)
+    # A weight of one column is read across itself by torch 2.13's product, whose result is then none.
+    units = _exact() and len(x) > 0 and x.shape[1] > 1
+    sums = torch._int_mm(x, w.T) if units else _float_sums(x, w)
     return sums if zero is None else sums - zero * w.sum(1, dtype=torch.int32)
 
 

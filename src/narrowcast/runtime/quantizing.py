@@ -9,7 +9,7 @@ come from the definition's own functions, which see one number a tile, and the k
 
     y = x / s,  x · (1 / s)  or  x · (span / amax);     code = encode(y / 1)
 
-What neither can do (tables of values, zero points under an engine's arithmetic) goes through the definition.
+What neither can do (tables of values, fp64, zero points under an engine's arithmetic) goes through the definition.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _assembled(x: torch.Tensor, scheme: Scheme, outer: float | None) -> QTensor:
     """Scales by the definition from tile maxima, codes by kernels."""
     given = None if outer is None else np.full((1, 1), outer, np.float32)
     wide, source = x.detach().float().contiguous(), SOURCES.get(x.dtype, FP32)
-    if not x.numel() or scheme.zero is not None or kernels_of(_plain(scheme)).reason:
+    strange = scheme.zero is not None or scheme.arithmetic.precision == "fp64"
+    if not x.numel() or strange or kernels_of(_plain(scheme)).reason:
         return reference.quantize(wide.numpy(), scheme, outer=given, source=source)
     amax = tile_amax(wide, scheme.inner.tile)
     if given is None and (scheme.outer is not None or len(scheme.scales) == 2):

@@ -80,7 +80,7 @@ def quantize(
 
 def inverse_scale(amax: F32, scheme: Scheme) -> F32:
     """span / amax in fp32, what the arithmetic "inverse" multiplies by; 0 where a tile is empty."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         factor = np.float32(scheme.span) / amax
     return np.where(amax == 0, np.float32(0), factor)
 
