@@ -54,6 +54,7 @@ def _trace_arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="what it runs in (float32)",
     )
+    add("--stream", action="store_true", help="hidden states on disk (only where they are many)")
     add("--online", metavar="NAME", help="quantize linear layers as this scheme of vLLM's, or preset, does")
 
 

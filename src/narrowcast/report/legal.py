@@ -42,8 +42,8 @@ def legal_page(found: Legal) -> list[str]:
         "",
     ]
     return lines + paragraph(
-        "Each operation was narrowed alone, everything else ran in float32. e4m3 has scale 1 and saturates, e4m3 scaled "
-        "one scale for the tensor. Several together cost more than each."
+        "Each operation was narrowed alone, everything else ran in float32. e4m3 has scale 1 and saturates, e4m3 "
+        "scaled one scale for the tensor. Several together cost more than each."
     )
 
 

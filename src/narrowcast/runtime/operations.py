@@ -43,10 +43,11 @@ _SAME = {
     "truediv": "div", "itruediv": "div", "rtruediv": "div", "true_divide": "div", "divide": "div", "bmm": "matmul",
     "rmatmul": "matmul",
 }  # fmt: skip
-_ARITHMETIC = frozenset(
-    "add sub mul div matmul linear einsum softmax tanh sigmoid silu gelu relu softplus exp log pow square mean sum "
-    "rsqrt sqrt clamp cumsum index_add conv1d layer_norm rms_norm".split()
-)
+_ARITHMETIC = frozenset({
+    "add", "sub", "mul", "div", "matmul", "linear", "einsum", "softmax", "tanh", "sigmoid", "silu", "gelu",
+    "relu", "softplus", "exp", "log", "pow", "square", "mean", "sum", "rsqrt", "sqrt", "clamp", "cumsum",
+    "index_add", "conv1d", "layer_norm", "rms_norm",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ class Operation:
     module: nn.Module = field(repr=False, compare=False)
     rows: torch.Tensor | None = field(default=None, repr=False, compare=False)
     layered: bool = True  # inside a decoder layer
+
+    @property
+    def inside(self) -> str:
+        """Its name within its layer: mlp.down_proj, self_attn scores."""
+        own = self.path.rpartition(".")[2] == self.name
+        return self.path if own else f"{self.path} {self.name}".strip()
 
 
 class Visitor(Protocol):

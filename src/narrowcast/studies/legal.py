@@ -34,7 +34,7 @@ from narrowcast.studies.tokens import Tokens, shared
 from narrowcast.texts.documents import Corpus, read
 
 FREE, LIKE_FP8, WIDE = "free", "like fp8", "keep wide"
-ROWS = 64  # rows of logits that are compared at once
+ROWS = 8  # rows of logits that are compared at once, so that temporaries stay in a cache
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def exact(self) -> bool:
-        return self.largest == 0 and not self.broke
+        return self.kl == 0 and self.largest == 0 and not self.broke
 
     def to_json(self) -> dict[str, Any]:
         return self.__dict__ | {"exact": self.exact}
@@ -155,14 +155,16 @@ class _Sums:
     largest: float = 0.0
     same: int = 0
 
-    def add(self, wide: torch.Tensor, narrow: torch.Tensor) -> None:
+    def add(self, wide: torch.Tensor, logs: torch.Tensor, narrow: torch.Tensor) -> None:
+        """Logits float32 [T, V] of both, ``logs`` the log-probabilities of the first."""
         for start in range(0, len(wide), ROWS):
-            a, b = wide[start : start + ROWS], narrow[start : start + ROWS]
+            part = slice(start, start + ROWS)
+            a, b = wide[part], narrow[part]
             self.count += len(a)
             if torch.equal(a, b):
                 self.same += len(a)
                 continue
-            rows = kl_rows(torch.log_softmax(a, 1), torch.log_softmax(b, 1))
+            rows = kl_rows(logs[part], torch.log_softmax(b, 1))
             self.kl += float(rows.sum())
             self.largest = (
                 max(self.largest, float(rows.max())) if not bool(rows.isnan().any()) else float("nan")
@@ -173,10 +175,7 @@ class _Sums:
         broke = lane.broke
         where = "logits" if isnan(self.kl) else ""
         if broke is not None:
-            inside = 0 <= broke.layer < depth
-            where = " ".join(
-                part for part in (f"layer {broke.layer}" if inside else "", broke.path, broke.name) if part
-            )
+            where = f"layer {broke.layer} {broke.inside}" if 0 <= broke.layer < depth else broke.inside
         return Cell(
             lane.operation, lane.dtype, self.kl / self.count, self.largest, self.same / self.count, where
         )
@@ -193,8 +192,9 @@ def _logits(
         for piece in range(len(states[0])):
             watch.visitor = lanes[0]
             wide = run.logits(states[0][piece])
+            logs = torch.log_softmax(wide, 1)
             for lane, row in zip(lanes, states, strict=True):
                 watch.visitor = lane
-                sums[id(lane)].add(wide, wide if lane is lanes[0] else run.logits(row[piece]))
-            sums[0].add(wide, narrow.logits(rounded[0][piece]))
+                sums[id(lane)].add(wide, logs, wide if lane is lanes[0] else run.logits(row[piece]))
+            sums[0].add(wide, logs, narrow.logits(rounded[0][piece]))
     return sums

@@ -21,11 +21,11 @@ from torch import nn
 from narrowcast.errors import UsageError
 from narrowcast.runtime import operations as op
 from narrowcast.runtime.caches import CacheFactory
-from narrowcast.runtime.fakequant import fake_quantize
 from narrowcast.runtime.linear import ScaledLinear
 from narrowcast.runtime.narrow import CASTS, Narrowing, serial
 from narrowcast.runtime.operations import Operation
 from narrowcast.runtime.product import Operand
+from narrowcast.runtime.quantizing import decoded, quantized
 from narrowcast.tensors.schemes import schemes
 
 WEIGHTS, INPUTS, ACCUMULATORS, KV = "linear weights", "linear inputs", "linear accumulators", "KV cache"
@@ -180,7 +180,7 @@ def _as(name: str) -> Narrowing:
     def narrowed(x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
         finite = torch.isfinite(rows).all(dim=1, keepdim=True)
-        found = fake_quantize(torch.where(finite, rows, 0.0), scheme)
+        found = decoded(quantized(torch.where(finite, rows, 0.0), scheme))
         return torch.where(finite, found, rows).reshape(x.shape)
 
     return narrowed

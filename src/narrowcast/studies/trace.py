@@ -29,10 +29,10 @@ from narrowcast.runtime import operations as op
 from narrowcast.runtime.lanes import Lane, together
 from narrowcast.runtime.operations import EAGER, Operation, Watch
 from narrowcast.runtime.walk import Running
+from narrowcast.studies.tokens import shared
 from narrowcast.studies.trace_chain import Chain, First, Follow, chain, step_of
 from narrowcast.studies.trace_counts import LARGEST, Counts, Place, rows
 from narrowcast.studies.trace_why import explain
-from narrowcast.studies.tokens import shared
 from narrowcast.texts.documents import Corpus, Piece, read
 
 CONTEXT, TOKENS = 512, 512
@@ -107,12 +107,10 @@ class Trace:
 
     def where(self, operation: Operation) -> str:
         """An operation's name with its layer: layers.3.mlp.down_proj, layers.3.self_attn scores."""
-        own = operation.path.rpartition(".")[2] == operation.name
-        inside = operation.path if own else f"{operation.path} {operation.name}".strip()
         if operation.layer < 0 or operation.layer >= self.depth:
-            return operation.name if operation.kind in (op.EMBEDDING, op.LOGITS) else inside
+            return operation.name if operation.kind in (op.EMBEDDING, op.LOGITS) else operation.inside
         name = f"{self.layers.rpartition('.')[2]}.{operation.layer}"
-        return f"{name}.{inside}" if operation.path else f"{name} {operation.name}"
+        return f"{name}{'.' if operation.path else ' '}{operation.inside}"
 
     def text(self, place: Place | First) -> str:
         """The text of the token at a place."""
@@ -140,7 +138,8 @@ class Trace:
             "text": {"name": self.corpus.name, "sha256": self.corpus.sha256, "tokens": self.tokens,
                      "pieces": [{"document": piece.name, "start": piece.start, "tokens": len(piece.ids),
                                  "first_ids": piece.ids[:8]} for piece in self.pieces]},
-            "notes": self.notes, "overflows_fp16": self.overflow is not None, "nearest": told(worst), "made_by": told(self.cause(worst)),
+            "notes": self.notes,
+            "overflows_fp16": self.overflow is not None, "nearest": told(worst), "made_by": told(self.cause(worst)),
             "chain": self._chain(), "operations": [told(one) for one in self.counts],
         }  # fmt: skip
 
@@ -226,9 +225,11 @@ def trace(
     online: str | None = None,
     context: int = CONTEXT,
     tokens: int = TOKENS,
+    spool: str | Path | None = None,
     progress: ProgressFactory = Silent,
 ) -> Trace:
     """Run a model in ``dtype`` over ``tokens`` tokens of text, at most ``context`` at once, and count everything.
+    ``spool`` is a directory that keeps hidden states, see ``lanes.together``.
 
     Raises UsageError and InputError as ``Running.open``, ``read`` and ``shared`` do.
     """
@@ -245,7 +246,10 @@ def trace(
                 watch.attach(running.model, running.depth, without=running.path)
 
         with watch, torch.inference_mode():
-            for _ in together([Lane("trace", run)], pieces, prepare=prepare, progress=progress):
+            lanes = [Lane("trace", run)]
+            for _ in together(
+                lanes, pieces, prepare=prepare, progress=progress, spool=spool, told=run.notes.append
+            ):
                 pass
         found = list(recorder.counts.values())
         found.sort(key=lambda one: one.operation.layer)  # the order within a layer is that of computation

@@ -12,6 +12,7 @@ number, follows the token it happened to, and keeps every later step at which th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -130,8 +131,7 @@ def _order(follow: Follow) -> tuple[int, int]:
 def _growth(steps: list[Step]) -> tuple[Step, Step] | None:
     """Two neighbours in the residual stream between which it grew most."""
     stream = [step for step in steps if step.operation.kind in (op.EMBEDDING, op.RESIDUAL) and step.amax > 0]
-    pairs = list(zip(stream, stream[1:], strict=False))
-    return max(pairs, key=lambda pair: pair[1].amax / pair[0].amax, default=None)
+    return max(pairwise(stream), key=lambda pair: pair[1].amax / pair[0].amax, default=None)
 
 
 def _after(steps: list[Step]) -> tuple[Step, ...]:

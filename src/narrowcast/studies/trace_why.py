@@ -36,7 +36,7 @@ def explain(
         return f"{values[0]:.4g} times {values[1]:.4g}"
     if operation.kind == op.NORM and values:
         weight = getattr(operation.module, "weight", None)
-        said = f", weight {float(weight[channel]):.4g}" if weight is not None and weight.ndim == 1 else ""
+        said = f", weight {float(weight[channel % len(weight)]):.4g}" if weight is not None and weight.ndim == 1 else ""
         return f"{values[0]:.4g} came in{said}" if operation.name.count("_") else ""
     return ""
 

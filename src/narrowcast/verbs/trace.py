@@ -8,6 +8,8 @@ from narrowcast.verbs.answering import answer
 
 
 def run_trace(args: argparse.Namespace) -> int:
+    from tempfile import gettempdir
+
     from narrowcast.report.progress import Progress
     from narrowcast.report.trace import trace_page
     from narrowcast.studies.trace import trace
@@ -15,6 +17,7 @@ def run_trace(args: argparse.Namespace) -> int:
     quiet = args.quiet or args.json
     found = trace(
         args.model, args.text, dtype=args.dtype, online=args.online, context=args.context, tokens=args.tokens,
+        spool=gettempdir() if args.stream else None,
         progress=lambda total, label: Progress(total, label, quiet=quiet, unit="steps"),
     )  # fmt: skip
     return answer(args, trace_page(found), found.to_json()) or int(found.chain is not None)
