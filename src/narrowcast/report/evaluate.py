@@ -8,9 +8,20 @@ from math import isfinite
 from narrowcast.report.tables import facts, hanging, number, percent, quantity, seconds, table
 from narrowcast.report.tables import terminal_width as terminal
 from narrowcast.statistics.bootstrap import Interval
-from narrowcast.studies.evaluation import CacheRow, Divergence, Evaluation, Gap, Side, WorstToken
+from narrowcast.studies.evaluation import (
+    CacheRow,
+    Divergence,
+    Evaluation,
+    Gap,
+    Greedy,
+    Retrieval,
+    Side,
+    Structured,
+    WorstToken,
+)
 
 FEW = 10  # documents below which intervals are wide for want of documents
+FAULTS = 3  # that are told in full
 LAYERS = 8  # rows of the table of layers
 
 
@@ -25,9 +36,17 @@ def evaluate_page(found: Evaluation) -> list[str]:
         _worst(found.gap.worst) if found.gap is not None else [],
         _layers(found.divergence) if found.gap is not None and not found.gap.identical else [],
         _caches(found.caches),
-        [line for note in found.notes for line in hanging(f"note: {note}")],
+        _greedy(found.greedy),
+        _retrieval(found.retrieval),
+        _structured(found.structured),
+        _notes(found),
     ]
     return [line for block in blocks if block for line in (*block, "")][:-1]
+
+
+def _notes(found: Evaluation) -> list[str]:
+    more = found.divergence.notes if found.divergence is not None else ()
+    return [line for note in (*found.notes, *more) for line in hanging(f"note: {note}")]
 
 
 def _setting(found: Evaluation) -> list[tuple[str, str]]:
@@ -141,11 +160,11 @@ def _layers(divergence: Divergence | None) -> list[str]:
 def _faults(divergence: Divergence | None) -> list[str]:
     if divergence is None or not divergence.faults:
         return []
-    lines = []
-    for fault in divergence.faults:
-        lines += hanging(f"PROBABLE BUG in {fault.where}: {fault.said}")
+    lines, left = [], len(divergence.faults) - FAULTS
+    for fault in divergence.faults[:FAULTS]:
+        lines += hanging(f"PROBABLE BUG in {fault.where}: {fault.said}.")
         lines += hanging(f"  remedy: {fault.remedy}")
-    return lines
+    return lines + ([f"  and in {left} more places"] if left > 0 else [])
 
 
 def _caches(rows: Sequence[CacheRow]) -> list[str]:
@@ -164,3 +183,54 @@ def _caches(rows: Sequence[CacheRow]) -> list[str]:
         )  # fmt: skip
     titles = ("KV cache", "B/token", "KL alone", "to parent", "perplexity", "same best", "clipped")
     return table(titles, made, "Lrrrrrr") if made else []
+
+
+def _greedy(greedy: Greedy | None) -> list[str]:
+    if greedy is None:
+        return []
+    total = len(greedy.rows)
+    said = f"Greedy text: {greedy.matching} of {total} continuations of {greedy.tokens} tokens are the same"
+    parted = [row for row in greedy.rows if row.first is not None]
+    if not parted:
+        return hanging(f"{said}.")
+    lines = hanging(
+        f"{said}; the others part after {greedy.median_first:g} tokens (median). The first that part:"
+    )
+    for row in parted[:2]:
+        lines.append(
+            f"  {row.document}, after {row.first} tokens, where the parent led by {row.margin:.2g} nats:"
+        )
+        for name, text in (("parent", row.parent), ("child", row.child)):
+            shown = " ".join(text.split())
+            lines.append(f"    {name:<7} {shown}"[: terminal()])
+    return lines
+
+
+def _retrieval(found: Retrieval | None) -> list[str]:
+    if found is None:
+        return []
+    lengths = sorted({cell.length for cell in found.cells})
+    depths = sorted({cell.depth for cell in found.cells})
+    by_place = {(cell.length, cell.depth): cell for cell in found.cells}
+    rows = []
+    for depth in depths:
+        cells = [by_place[length, depth] for length in lengths]
+        counts = [f"{'-' if c.parent is None else c.parent} / {c.child} of {c.tasks}" for c in cells]
+        rows.append((f"{depth:.0%} deep", *counts))
+    titles = ("retrieval: parent / child", *(f"{length} tokens" for length in lengths))
+    return [*table(titles, rows, "l" + "r" * len(lengths)), *hanging(f"{found.says}.")]
+
+
+def _structured(found: Structured | None) -> list[str]:
+    if found is None:
+        return []
+    rows = [
+        ("JSON", _of(found.parent_json), str(found.child_json)),
+        ("fits the schema", _of(found.parent_valid), str(found.child_valid)),
+    ]
+    titles = (f"of {found.prompts} outputs", "parent", "child")
+    return [*table(titles, rows, "lrr"), *hanging(f"{found.says}.")]
+
+
+def _of(count: int | None) -> str:
+    return "-" if count is None else str(count)

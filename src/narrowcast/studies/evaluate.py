@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import gettempdir
 from time import monotonic
 from typing import Any
 
@@ -25,18 +26,22 @@ from narrowcast.jobs.stream import ProgressFactory, Silent
 from narrowcast.runtime.caches import CacheFactory, KVScales
 from narrowcast.runtime.lanes import Lane, together
 from narrowcast.runtime.walk import Running
+from narrowcast.studies.continuations import continued
 from narrowcast.studies.divergence import Drift
 from narrowcast.studies.evaluation import (
     Asked,
     CacheRow,
-    Divergence,
     Evaluation,
     Gap,
     Side,
     Text,
     WorstToken,
 )
+from narrowcast.studies.faults import divergence
+from narrowcast.studies.local import Local
 from narrowcast.studies.measure import Beside, Likelihood, Worst, nll_rows
+from narrowcast.studies.retrieval import retrieval
+from narrowcast.studies.structured import read_schema, structured
 from narrowcast.studies.tokens import Tokens, shared
 from narrowcast.texts.documents import Corpus, read
 
@@ -55,6 +60,7 @@ class Options:
     greedy: int = PROMPTS
     retrieval: bool = False
     schema: str | Path | None = None
+    stream: bool = False
     asked: Asked = field(default_factory=Asked)
 
 
@@ -110,19 +116,23 @@ def evaluate(
     """
     start, options = monotonic(), options or Options()
     corpus = read(text)
+    if options.schema is not None:
+        read_schema(options.schema)  # before the work, not after it
     with ExitStack() as stack:
         runs = _open(stack, child, against, online, dtype)
         tokens = shared(runs["child"], runs.get("parent"), corpus, options.context, options.tokens)
-        lanes, drift = _walk(runs, tokens, options, progress)
+        walked = _walk(runs, tokens, options, progress)
+        lanes, gap = walked.lanes, _gap(walked.lanes, tokens) if "parent" in runs else None
         found = Evaluation(
             text=_text(corpus, tokens, options.context),
             child=_side(runs["child"], child, lanes.likelihood["child"], online),
             parent=_side(runs["parent"], against or child, lanes.likelihood["parent"]) if "parent" in runs else None,
-            gap=_gap(lanes, tokens) if "parent" in runs else None,
+            gap=gap,
             caches=_caches(lanes),
-            divergence=Divergence(drift.layers()) if "parent" in runs else None,
+            divergence=divergence(walked.drift.layers(), walked.local, gap) if gap is not None else None,
             asked=options.asked,
-            notes=tuple(_notes(runs)),
+            notes=(*walked.notes, *_notes(runs)),
+            **_written(runs, tokens, options, progress),
         )  # fmt: skip
     return replace(found, seconds=monotonic() - start)
 
@@ -141,18 +151,49 @@ def _open(
     return {"parent": other, "child": run}
 
 
-def _walk(
-    runs: dict[str, Running], tokens: Tokens, options: Options, progress: ProgressFactory
-) -> tuple[_Lanes, Drift]:
+@dataclass
+class _Walked:
+    """What one pass gathered."""
+
+    lanes: _Lanes
+    drift: Drift
+    local: Local | None
+    notes: list[str] = field(default_factory=list)
+
+
+def _walk(runs: dict[str, Running], tokens: Tokens, options: Options, progress: ProgressFactory) -> _Walked:
     lanes = [Lane(name, run) for name, run in runs.items()]
     caches = {mode: CacheFactory(runs["child"].config, mode, options.scales) for mode in options.caches}
     lanes += [Lane(mode, runs["child"], cache) for mode, cache in caches.items()]
-    found, drift = _Lanes(runs, caches), Drift(tuple(runs), tokens.pieces)
-    walked = together(lanes, tokens.pieces, after=drift.after, progress=progress)
+    two = "parent" in runs and runs["parent"] is not runs["child"]
+    found = _Walked(
+        _Lanes(runs, caches), Drift(tuple(runs), tokens.pieces),
+        Local(runs["parent"], runs["child"], tokens.pieces) if two else None,
+    )  # fmt: skip
+    walked = together(
+        lanes, tokens.pieces, prepare=found.local.prepare if found.local is not None else None,
+        after=found.drift.after, progress=progress, spool=gettempdir() if options.stream else None,
+        told=found.notes.append,
+    )  # fmt: skip
     for piece, logits in zip(tokens.pieces, walked, strict=True):
         named = {lane.name: rows[:-1] for lane, rows in zip(lanes, logits, strict=True)}
-        found.add(piece.document, named, torch.tensor(piece.ids[1:]))
-    return found, drift
+        found.lanes.add(piece.document, named, torch.tensor(piece.ids[1:]))
+    return found
+
+
+def _written(
+    runs: dict[str, Running], tokens: Tokens, options: Options, progress: ProgressFactory
+) -> dict[str, Any]:
+    """What needs whole models in memory, one at a time."""
+    found: dict[str, Any] = {}
+    same = "parent" not in runs or runs["parent"] is runs["child"]
+    if options.greedy and not same:
+        found["greedy"] = continued(list(runs.values()), tokens, options.greedy)
+    if options.retrieval:
+        found["retrieval"] = retrieval(runs, tokens)
+    if options.schema is not None:
+        found["structured"] = structured(runs, tokens, options.schema)
+    return found
 
 
 def _side(run: Running, path: str | Path, likelihood: Likelihood, online: str | None = None) -> Side:

@@ -37,6 +37,10 @@ class Tokens:
         """The text of some ids."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def ids(self, text: str, bare: bool = False) -> list[int]:
+        """The token ids of a text, without BOS and the like where it is ``bare``."""
+        return list(self.tokenizer(text, add_special_tokens=not bare, verbose=False).input_ids)
+
     @property
     def first(self) -> tuple[tuple[int, str], ...]:
         return tuple((i, self.text([i])) for i in self.pieces[0].ids[:SHOWN])

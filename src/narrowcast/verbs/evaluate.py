@@ -19,6 +19,11 @@ def run_evaluate(args: argparse.Namespace) -> int:
         for flag, said in (("--max-kl", args.max_kl), ("--min-top1", args.min_top1)):
             if said is not None:
                 raise UsageError(f"{flag} compares with a parent, and there is none", remedy="add --against")
+    if args.stream and (args.greedy or args.retrieval or args.schema):
+        raise UsageError(
+            "--stream never has a whole model in memory, and generating needs one",
+            remedy="leave out --greedy, --retrieval and --schema, or --stream",
+        )
     tokens = args.tokens if args.tokens is not None else None if args.text else TOKENS
     quiet = args.quiet or args.json
     found = evaluate(
@@ -31,9 +36,10 @@ def run_evaluate(args: argparse.Namespace) -> int:
             tokens=tokens,
             context=CONTEXT if args.context is None else args.context,
             caches=[mode.strip() for mode in args.kv.split(",")] if args.kv else (),
-            greedy=PROMPTS if args.greedy is None else args.greedy,
+            greedy=0 if args.stream else PROMPTS if args.greedy is None else args.greedy,
             retrieval=args.retrieval,
             schema=args.schema,
+            stream=args.stream,
             asked=Asked(args.max_kl, args.min_top1),
         ),
         progress=lambda total, label: Progress(total, label, quiet=quiet, unit="steps"),
