@@ -1,5 +1,7 @@
 """Caches grow, shrink and change their order without touching what is encoded; bytes and clipped elements add up."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -183,3 +185,12 @@ def test_sliding_layers_can_be_kept_wide_by_their_kind() -> None:
 def test_every_mode_says_what_it_stores() -> None:
     assert describe(None) == "keys and values as they are, in the run's dtype"
     assert len({describe(name) for name in MODES}) == len(MODES)
+
+
+def test_the_page_says_what_the_modes_take() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "kv_cache.md").read_text()
+    said = {cells[1].strip(" `"): cells for line in page.splitlines() if len(cells := line.split("|")) == 8}
+    assert [name for name in said if name in MODES] == list(MODES)
+    for name, mode in MODES.items():
+        assert [int(cell) for cell in said[name][4:6]] == [mode.row_bytes(64), mode.row_bytes(128)]
+        assert said[name][6].strip().replace("`", "") == "; ".join(mode.engines)
