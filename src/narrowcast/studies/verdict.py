@@ -158,9 +158,9 @@ def verdict(
 
         narrowcast.verdict("parent/samples_gsm8k_....jsonl", "quantized/samples_gsm8k_....jsonl").reading
 
-    ``cluster`` is a field that questions share which are not independent (of the line, or of lm-eval's doc; or "task");
-    ``metric``, ``filter`` and ``k`` choose among the scores that the files hold. Raises UsageError for what cannot be
-    asked, InputError for files that hold something else.
+    ``cluster`` is a field that questions share which are not independent (of the line, or of lm-eval's doc; or "task").
+    ``metric`` (or several with commas: the first that a task has), ``filter`` and ``k`` choose among the scores that
+    the files hold. Raises UsageError for what cannot be asked, InputError for files that hold something else.
     """
     if not 0 < effect < 1:
         raise UsageError(
@@ -251,7 +251,7 @@ def _row(
     least, needed = _power(n, (lost + gained) / n, binary, error, ratio, effect, confidence)
     return Row(
         task,
-        names[0] if len(set(names)) == 1 else "score",
+        ", ".join(dict.fromkeys(names)),
         n,
         len(grouped[0]) if clustered else None,
         binary,

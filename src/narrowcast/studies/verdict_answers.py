@@ -58,6 +58,11 @@ class Answer:
     def name(self) -> str:
         return f"{self.task} {self.id}" if self.task else self.id
 
+    @property
+    def line(self) -> str:
+        """The file's name and the line."""
+        return Path(self.where).name
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -73,7 +78,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Asked:
-    """What of the files is wanted: the filter of lm-eval, the field that clusters questions, k of pass@k, a metric."""
+    """What of the files is wanted: a metric, lm-eval's filter, the field that clusters questions, k of pass@k."""
 
     metric: str | None = None
     filter: str | None = None

@@ -34,7 +34,7 @@ def scores_of(record: Mapping[str, Any], metric: str | None) -> dict[str, float]
     listed: Any = record.get("metrics")
     own = is_lm_eval(record) and isinstance(listed, list)
     names = [name for name in (listed if own else SCORES) if isinstance(name, str)]
-    names += [metric] if metric is not None and metric not in names else []
+    names += [name for name in metric.split(",") if name not in names] if metric is not None else []
     return {name: _float(record[name]) for name in names if isinstance(record.get(name), bool | int | float)}
 
 

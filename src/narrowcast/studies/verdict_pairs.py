@@ -71,7 +71,7 @@ def _duplicates(found: Answers, side: str) -> list[Refusal]:
     twice = [(seen[x.key], x) for x in found.answers if seen.setdefault(x.key, x) is not x]
     if not twice:
         return []
-    first = f"{twice[0][1].name}: {twice[0][0].where} and {twice[0][1].where}"
+    first = f"{twice[0][1].name}: {twice[0][0].line} and {twice[0][1].line}"
     remedy = "keep one answer per id; samples of one question are pass@k records (task_id, passed)"
     return [Refusal("duplicate", f"{side} answers a question more than once", len(twice), first, remedy)]
 
@@ -101,7 +101,7 @@ def _differing(pairs: Sequence[Pair]) -> list[Refusal]:
         ]
         if not found or (fact == "request" and refusals and refusals[-1].reason == "prompt"):
             continue
-        first = f"{found[0].a.name} ({found[0].a.where}, {found[0].b.where})"
+        first = f"{found[0].a.name} (A {found[0].a.line}, B {found[0].b.line})"
         if fact == "shots":
             first = f"{found[0].a.facts[fact]} in A, {found[0].b.facts[fact]} in B: {first}"
         refusals.append(Refusal(fact, said, len(found), first, remedy))
@@ -114,15 +114,13 @@ def _doubled(answers: Sequence[Answer], side: str) -> list[Refusal]:
     said = f"the prompts of {side} begin with two beginning-of-text tokens"
     texts = [answer for answer in answers if answer.doubled]
     if texts:
-        return [
-            Refusal("double_bos", said, len(texts), f"{texts[0].doubled} twice: {texts[0].where}", remedy)
-        ]
+        return [Refusal("double_bos", said, len(texts), f"{texts[0].doubled} twice: {texts[0].line}", remedy)]
     begins = {answer.tokens[:2] for answer in answers if answer.tokens is not None}
     begin = next(iter(begins)) if len(begins) == 1 else ()
     if len(begin) < 2 or begin[0] != begin[1]:
         return []
     tokenized = [answer for answer in answers if answer.tokens is not None]
-    return [Refusal("double_bos", said, len(tokenized), f"id {begin[0]} twice: {tokenized[0].where}", remedy)]
+    return [Refusal("double_bos", said, len(tokenized), f"id {begin[0]} twice: {tokenized[0].line}", remedy)]
 
 
 def _tokens(pairs: Sequence[Pair]) -> list[Refusal]:
@@ -152,7 +150,7 @@ def _nonfinite(answers: Sequence[Answer], side: str) -> list[Refusal]:
     remedy = (
         "a model that gives NaN or infinity is broken: mend it before it is judged (narrowcast trace, audit)"
     )
-    first = f"{found[0].nonfinite}: {found[0].name} ({found[0].where})"
+    first = f"{found[0].nonfinite}: {found[0].name} ({found[0].line})"
     return [Refusal("nonfinite", f"log-probs of {side} are not finite", len(found), first, remedy)]
 
 
@@ -169,9 +167,11 @@ def metric_of(
     less = {name for name in known if (task, name) in a.lower | b.lower}
     where = task or a.path
     if wanted is not None:
-        if wanted not in known:
+        asked = wanted
+        wanted = next((name for name in asked.split(",") if name in known), None)
+        if wanted is None:
             raise UsageError(
-                "no answer has this metric", where=where, got=wanted, wanted=", ".join(known) or None
+                "no answer has this metric", where=where, got=asked, wanted=", ".join(known) or None
             )
         if wanted in less:
             raise UsageError(
@@ -204,7 +204,7 @@ def unscored(metrics: Mapping[str, str], pairs: Sequence[Pair]) -> list[Refusal]
         bad = [x for x in answers if not isfinite(x.scores.get(metrics[x.task], float("nan")))]
         if bad:
             metric = metrics[bad[0].task]
-            first = f"{metric} {bad[0].scores.get(metric, 'is missing')}: {bad[0].name} ({bad[0].where})"
+            first = f"{metric} {bad[0].scores.get(metric, 'is missing')}: {bad[0].name} ({bad[0].line})"
             said = f"scores of {side} are missing or not finite"
             found.append(Refusal("score", said, len(bad), first, "every answer needs its score"))
     return found
