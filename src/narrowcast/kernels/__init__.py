@@ -142,3 +142,28 @@ def choose_pair(scheme: Scheme, source: Format, packing: Packing) -> Measure:
     from narrowcast.kernels.reference.pair import measure
 
     return measure
+
+
+class Multiplies(Protocol):
+    """A weight [N, K] that is read as it is packed: product(x [M, K], float32 or bf16 as uint16) → float32 [M, N]."""
+
+    def product(self, x: NDArray[Any]) -> NDArray[np.float32]: ...
+
+
+def choose_matvec(
+    rows: Rows, scheme: Scheme, packing: Packing, k: int, outer: float | None = None
+) -> tuple[Multiplies, str]:
+    """What multiplies a few rows of numbers with a packed weight, see ``kernels.reference.matvec``, and why that is
+    the definition where it is not compiled."""
+    from narrowcast.kernels.reference import matvec as reference
+
+    try:
+        from narrowcast.kernels.cpu.matvec import prepare
+    except ImportError as error:
+        reason = f"numba is not available ({error}); install narrowcast[fast]"
+    else:
+        made = prepare(rows, scheme, packing, k, outer)
+        if not isinstance(made, str):
+            return made, ""
+        reason = made
+    return reference.Matvec(rows, scheme, packing, outer), reason

@@ -25,6 +25,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from narrowcast.kernels.cpu.matvec_look import Look
 from narrowcast.kernels.cpu.parameters import FLOAT_ELEMENT
 from narrowcast.numbers import formats
 
@@ -42,25 +43,28 @@ _SIGNATURES = {
     "pair": "S i i B i i i i i W F i f i i W B i D i D W W N N F F F W D W W F B B",
     "survey": "B i i i i i i i N B B",
     "pairs": "B B i N",
+    "matvec": "S i i B i i i i i i i B B F F F F F i B F S",
 }
 _ONE_FOR_ALL, _BY_WIDTH = ("peak", "pairs"), ("survey",)  # kernels that no kind of element changes
 
 
-def kernel(name: str, carrier: str, kind: int = 0, bits: int = 8) -> Kernel:
+def kernel(name: str, carrier: str, kind: int = 0, bits: int = 8, look: Look | None = None) -> Kernel:
     """The compiled function ``name`` for elements of this carrier ("uint16", "uint32", or what to dequantize to,
     "uint16" for bf16 or "float32", "uint8" for bytes that are only counted) and codes of this kind, packed ``bits``
-    each.
+    each, or with the ``look`` of a product.
 
     Arguments are integers, floats and array addresses; the call releases the interpreter lock.
     """
     with _lock:
-        return _kernel(name, carrier, kind, bits)
+        return _kernel(name, carrier, kind, bits, look)
 
 
 @cache
-def _kernel(name: str, carrier: str, kind: int, bits: int) -> Kernel:
+def _kernel(name: str, carrier: str, kind: int, bits: int, look: Look | None) -> Kernel:
     symbol = f"{name}_{carrier}"
-    if name not in _ONE_FOR_ALL:
+    if look is not None:
+        symbol += f"_{look}"
+    elif name not in _ONE_FOR_ALL:
         element = "float" if kind == FLOAT_ELEMENT else "integer"
         symbol += f"_{bits}" if name in _BY_WIDTH else f"_{element}{bits}"
     code = _stored(symbol)
@@ -68,17 +72,17 @@ def _kernel(name: str, carrier: str, kind: int, bits: int) -> Kernel:
         folder = _folder()
         where = f"once; cached in {folder}" if folder else "for this run only: no cache folder is writable"
         print(f"compiling kernel {symbol}, {where}", file=sys.stderr, flush=True)
-        code = _compile(name, carrier, kind, bits, symbol)
+        code = _compile(name, carrier, kind, bits, look, symbol)
         if folder:
             _store(folder / _file_name(symbol), code)
     return _load(code, symbol, name)
 
 
-def _compile(name: str, carrier: str, kind: int, bits: int, symbol: str) -> bytes:
+def _compile(name: str, carrier: str, kind: int, bits: int, look: Look | None, symbol: str) -> bytes:
     """Native code of one kernel, exported under ``symbol``."""
     from numba import njit, types
 
-    from narrowcast.kernels.cpu import check, counting, decode, measuring, quantize
+    from narrowcast.kernels.cpu import check, counting, decode, matvec_loops, measuring, quantize
     from narrowcast.kernels.cpu.units import Codes
 
     makers: dict[str, Callable[[Codes], Any]] = {
@@ -90,7 +94,7 @@ def _compile(name: str, carrier: str, kind: int, bits: int, symbol: str) -> byte
         "survey": counting.survey_kernel,
         "pairs": counting.pairs_kernel,
     }
-    function = makers[name](Codes(kind, bits))
+    function = makers[name](Codes(kind, bits)) if look is None else matvec_loops.matvec_kernel(look)
     letters = {
         "i": types.int64, "f": types.float32, "S": types.CPointer(getattr(types, carrier)),
         "B": types.CPointer(types.uint8), "W": types.CPointer(types.uint32),
