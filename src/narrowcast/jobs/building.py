@@ -190,7 +190,7 @@ class Builder:
                 )
             dtype = FP32
         else:
-            if linear.calibrated and self.calibration is not None:
+            if linear.input is not None and linear.calibrated and self.calibration is not None:
                 statics["input"] = self.calibration.input_scale(name, linear.input, self.checkpoint.root)
             carrier = DTYPES[{"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[dtype.name]].carrier
         absent = {part.piece for part in how.parts} - statics.keys()

@@ -222,7 +222,7 @@ class Stats:
                 remedy="calibrate this model: `narrowcast calibrate`",
             )  # fmt: skip
         seen = self.caches[attention][which]
-        return seen.channels.copy() if heads else np.float32([seen.at(stat)])
+        return seen.channels.copy() if heads else np.array([seen.at(stat)], np.float32)
 
     def refuse_other(self, fingerprint: str, where: object) -> None:
         """UsageError where these are statistics of another checkpoint."""

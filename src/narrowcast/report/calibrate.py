@@ -26,9 +26,10 @@ def calibrate_page(done: Calibrated) -> list[str]:
     """How much text ran, the ranges by kind of layer, experts that saw too little, and what to do with the file."""
     stats = done.stats
     lines = [f"{stats.model} to {done.out}", ""]
-    rows = _by_leaf(stats.inputs)
-    titles = ("inputs of", "linears", "median amax", "largest", "in layer", "its p99.9", "its ema")
-    lines += [*table(titles, rows, "Lrrrrrr", indent=2), ""]
+    titles: tuple[str, ...] = (
+        "inputs of", "linears", "median amax", "largest", "in layer", "its p99.9", "its ema",
+    )  # fmt: skip
+    lines += [*table(titles, _by_leaf(stats.inputs), "Lrrrrrr", indent=2), ""]
     rows = [_cache_row(which, stats.caches) for which in TITLES]
     titles = ("cache", "layers", "median amax", "largest", "in layer", "beyond 448")
     lines += [*table(titles, [row for row in rows if row], "lrrrrr", indent=2), ""]

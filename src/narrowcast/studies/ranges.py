@@ -75,7 +75,7 @@ class Watch:
                 hook.remove()
         for module in self.layer.modules():
             if isinstance(module, Experts):
-                match = _OF_EXPERTS.match(self._name(module.gate[0].name))
+                match = _OF_EXPERTS.match(self._name(str(module.gate[0].name)))
                 if match is not None:
                     self.stats.experts[match[1]] = module.tokens.numpy().astype(np.int64)
 

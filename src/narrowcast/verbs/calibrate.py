@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from narrowcast.errors import UsageError
 from narrowcast.verbs.answering import answer
+
+if TYPE_CHECKING:
+    from narrowcast.audit.findings import Finding
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
@@ -57,12 +60,12 @@ def run_calibrate_kv(args: argparse.Namespace) -> int:
         **_chosen(args, "tokens", "context", "measure", "dtype"),
         progress=progress,
     )
+    left: tuple[Finding, ...] = ()
     if args.overlay:
-        out, left = save_overlay(found, args.out), ()
+        save_overlay(found, args.out)
     else:
-        done = write_kv_scales(args.model, args.out, found.scales, resume=args.resume, progress=progress)
-        out, left = done.out, done.left
-    facts = {"out": str(out), **found.to_json(), "left": [one.to_json() for one in left]}
+        left = write_kv_scales(args.model, args.out, found.scales, resume=args.resume, progress=progress).left
+    facts = {"out": args.out, **found.to_json(), "left": [one.to_json() for one in left]}
     failed = any(one.severity == "error" for one in left)
     return answer(args, calibrate_kv_page(found, args.out, left), facts) or int(failed)
 
