@@ -76,22 +76,11 @@ class Attention:
         Returns [batch, T, heads, D] in the query's dtype. Raises UsageError for keys that came from no cache or hold
         no E4M3 codes throughout.
         """
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        k, v = _codes(key, "keys"), _codes(value, "values")
-        if k is None or v is None:
-            q, score_scale = query.float(), torch.tensor(scale)
-            weigh, k_codes, v_codes, v_scale = _as_is, key.float(), value.float(), torch.ones(1)
-        else:
-            q_scale = by_kv_head(k.kept.q_scale, query.shape[1], key.shape[1])
-            spread = q_scale.repeat_interleave(
-                query.shape[1] // q_scale.numel() if q_scale.numel() > 1 else 1
-            )
-            q = saturated(query.float() * (1.0 / spread.reshape(-1, 1, 1)), E4M3).float()
-            score_scale = scale * q_scale * k.scale
-            weigh, k_codes, v_codes, v_scale = self._spread, k.codes, v.codes, v.scale
+        given = _operands(query, key, value)
         heads = key.shape[1]
-        grouped = q.unflatten(1, (heads, -1))
-        scores = grouped @ k_codes[:, :, None].transpose(-1, -2) * score_scale.reshape(-1, 1, 1, 1)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scores = given.q.unflatten(1, (heads, -1)) @ given.k[:, :, None].transpose(-1, -2)
+        scores = scores * (scale * given.qk_scale).reshape(-1, 1, 1, 1)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         if attention_mask is not None:
@@ -101,38 +90,52 @@ class Attention:
         total = weights.sum(dim=-1, keepdim=True)
         if s_aux is not None:
             total = total + torch.exp(s_aux.float().reshape(1, heads, -1, 1, 1) - top)
-        narrow, p_scale = weigh(weights)
-        out = narrow @ v_codes[:, :, None] * (v_scale.reshape(-1, 1, 1, 1) / (p_scale * total))
+        if given.coded:
+            weights, total = saturated(weights * self.p_scale, E4M3).float(), total * self.p_scale
+        out = weights @ given.v[:, :, None] * (given.v_scale.reshape(-1, 1, 1, 1) / total)
         return out.flatten(1, 2).transpose(1, 2).contiguous().to(query.dtype), None
-
-    def _spread(self, weights: torch.Tensor) -> tuple[torch.Tensor, float]:
-        return saturated(weights * self.p_scale, E4M3).float(), self.p_scale
-
-
-def _as_is(weights: torch.Tensor) -> tuple[torch.Tensor, float]:
-    return weights, 1.0
 
 
 @dataclass(frozen=True)
-class _Codes:
-    """A side of the cache as FP8 attention reads it: codes as float32 numbers, their scale, and where they lie."""
+class _Operands:
+    """Float32 matrices, and what their products are still to be multiplied by, float32 [1] or [heads of K and V]."""
 
-    codes: torch.Tensor
-    scale: torch.Tensor
-    kept: Kept
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    qk_scale: torch.Tensor
+    v_scale: torch.Tensor
+    coded: bool
 
 
-def _codes(x: torch.Tensor, what: str) -> _Codes | None:
-    """The codes behind what a cache gave back; None for a layer that is kept wide."""
+def _operands(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> _Operands:
+    """Codes and scales, or the numbers themselves of a layer that is kept wide."""
+    kept, kept_v = _kept(key, "keys"), _kept(value, "values")
+    if kept is None or kept_v is None:
+        one = torch.ones(1)
+        return _Operands(query.float(), key.float(), value.float(), one, one, False)
+    (k_codec, k_rows, q_scale), (v_codec, v_rows, _) = kept, kept_v
+    heads, kv_heads = query.shape[1], key.shape[1]
+    q_scale = by_kv_head(q_scale, heads, kv_heads)
+    by_head = q_scale.repeat_interleave(heads // kv_heads) if q_scale.numel() > 1 else q_scale
+    q = saturated(query.float() * (1.0 / by_head.reshape(-1, 1, 1)), E4M3).float()
+    k, v = k_codec.codes(k_rows), v_codec.codes(v_rows)
+    return _Operands(q, k, v, q_scale * k_codec.scale, v_codec.scale, True)
+
+
+def _kept(x: torch.Tensor, what: str) -> tuple[Fp8, torch.Tensor, torch.Tensor] | None:
+    """Codec, rows and query scale behind what a cache gave back; None for a layer that is kept wide."""
     kept: Kept | None = getattr(x, "kept", None)
     remedy = "use an fp8_e4m3 or fp8_head cache that keeps no first or last tokens wide"
     if kept is None:
-        raise UsageError(f"attention in FP8 reads codes, and these {what} come from no cache", remedy=remedy)
+        # Multi-head latent attention keeps something else than the keys that it attends to.
+        problem = f"attention in FP8 reads codes, and these {what} do not come straight from a cache"
+        raise UsageError(problem, remedy=remedy)
     if kept.codec is None:
         return None
     if not isinstance(kept.codec, Fp8) or kept.codec.number != E4M3 or kept.wide or kept.rows is None:
         raise UsageError(f"attention in FP8 reads E4M3 codes, and these {what} hold others", remedy=remedy)
-    return _Codes(kept.codec.codes(kept.rows), kept.codec.scale, kept)
+    return kept.codec, kept.rows, kept.q_scale
 
 
 def by_kv_head(q_scale: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:

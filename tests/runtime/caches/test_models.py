@@ -135,7 +135,7 @@ def test_layers_that_stay_wide_attend_as_transformers_does(family: str) -> None:
 
 def test_fp8_attention_refuses_what_holds_no_codes() -> None:
     model = model_of(CONFIGS["llama"], "fp8")
-    with pytest.raises(UsageError, match="come from no cache"):
+    with pytest.raises(UsageError, match="do not come straight from a cache"):
         model(ids(), use_cache=False)
     for cache in (
         make_cache(model.config, "fp8_e5m2"),
