@@ -106,8 +106,7 @@ class Variant:
             return
         for module in layer.modules():
             if isinstance(module, ScaledLinear):
-                wide = module.weight
-                whole = wide.matrix if wide.scale is None else wide.matrix * wide.scale
+                whole = module.weight.decoded()
                 self._kept[id(module)] = Operand(self.weights(whole), None, False)
                 self.touched += whole.numel()
 
@@ -131,9 +130,7 @@ class Variant:
 
 
 def _accumulated(module: ScaledLinear, narrow: Narrowing, x: torch.Tensor) -> torch.Tensor:
-    wide = module.weight
-    whole = wide.matrix if wide.scale is None else wide.matrix * wide.scale
-    y = serial(x.reshape(-1, x.shape[-1]), whole, narrow)
+    y = serial(module.operand(x).decoded(), module.weight.decoded(), narrow)
     if module.bias is not None:
         y = y + module.bias
     return y.reshape(*x.shape[:-1], module.out_features)

@@ -43,13 +43,9 @@ def explain(
 
 def _linear(module: ScaledLinear, x: torch.Tensor, channel: int) -> str:
     """The row of weights, and the product that counts most."""
-    weight = module.weight
-    row = weight.matrix[channel].float()
-    norms = torch.linalg.vector_norm(weight.matrix, dim=1)
-    if weight.scale is not None:
-        scale = weight.scale.reshape(-1)
-        norms = norms * scale
-        row = row * scale[channel if len(scale) > 1 else 0]
+    weight = module.weight.decoded()
+    row = weight[channel]
+    norms = torch.linalg.vector_norm(weight, dim=1)
     terms = x * row
     total = float(terms.sum())
     k = int(terms.abs().nan_to_num(0.0, 0.0, 0.0).argmax())
