@@ -61,9 +61,9 @@ class Weights:
         for name, one in tensors.tied.items():
             self._names.setdefault(take(name), one)
         if self.names is not None:
-            for name, other in self.names.tied:
-                if other in self._names:
-                    self._names.setdefault(name, self._names[other])
+            for head, source in self.names.tied:
+                if source in self._names:
+                    self._names.setdefault(head, self._names[source])
             self.names.refuse_missing(self._names)
             self.unused = self.names.unused(list(own))
         for name, one in own.items():
