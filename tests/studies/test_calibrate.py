@@ -158,21 +158,21 @@ KILLED = """
 import os, sys, signal
 from narrowcast.studies.calibrate import calibrate
 class Bar:
-    def __init__(self, total, label): self.left = int(sys.argv[4])
+    def __init__(self, total, label): self.left = int(sys.argv[3])
     def advance(self, n):
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
     def done(self): pass
-calibrate(sys.argv[1], sys.argv[2], [sys.argv[3]], tokens=None, context=64, progress=Bar)
+calibrate(sys.argv[1], sys.argv[2], sys.argv[4:], tokens=None, context=64, progress=Bar)
 """
 
 
 def test_killed_and_resumed_gives_the_same_bytes(model: Path, tmp_path: Path) -> None:
-    files = texts(tmp_path, 30)
+    files = texts(tmp_path, 30, 18)
     whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
     run(model, whole, files)
-    done = subprocess.run([sys.executable, "-c", KILLED, model, out, files[0], "1"], capture_output=True)
+    done = subprocess.run([sys.executable, "-c", KILLED, model, out, "1", *files], capture_output=True)
     assert done.returncode == -9, done.stderr.decode()
     partial = tmp_path / "out.safetensors.partial"
     assert not out.exists()
@@ -205,10 +205,10 @@ def _layers_run(model: Path, out: Path, files: list[str]) -> list[int]:
 
 def test_stopped_while_it_wrote_the_last_states(model: Path, tmp_path: Path) -> None:
     """Hidden states without their layer's statistics are written again."""
-    files = texts(tmp_path, 30)
+    files = texts(tmp_path, 30, 18)
     whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
     run(model, whole, files)
-    subprocess.run([sys.executable, "-c", KILLED, model, out, files[0], "2"], capture_output=True)
+    subprocess.run([sys.executable, "-c", KILLED, model, out, "2", *files], capture_output=True)
     partial = tmp_path / "out.safetensors.partial"
     (partial / "layer-00001.safetensors").unlink()
     (partial / "hidden-00001.safetensors").write_bytes((partial / "hidden-00002.safetensors").read_bytes())
