@@ -81,6 +81,12 @@ def test_int8_and_int4_rows_are_the_published_ones() -> None:
     assert clipped == 0
 
 
+def test_int8_rounds_ties_away_from_zero() -> None:
+    x = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5])  # a scale of 1
+    rows, _ = PerTokenHead(torch.int8).encode(x)
+    assert rows[:8].view(torch.int8).tolist() == [127, 1, 2, 3, -1, -2, -3, 127]
+
+
 def test_int4_codes_are_nearest_in_exact_arithmetic() -> None:
     """Fractions instead of fp32: s = (max - min)/15, z and q rounded half away; the vector has no tie near fp32's
     rounding, so both must agree."""
