@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from narrowcast.errors import UsageError
-from narrowcast.statistics.bootstrap import FEW, by_cluster, ratio_interval, standard_error
+from narrowcast.statistics.bootstrap import FEW, _expanded, by_cluster, ratio_interval, standard_error
 from narrowcast.statistics.quantiles import NORMAL
 
 
@@ -41,6 +41,13 @@ def test_beside_scipy() -> None:
         assert np.quantile(ends, max(0.0, share - ranks)) <= end <= np.quantile(ends, min(1.0, share + ranks))
     assert ours.estimate == sums.sum() / counts.sum()
     assert (ours.units, ours.method) == (40, "bootstrap")
+
+
+@pytest.mark.parametrize("n", [10, 40])
+def test_tails_move_out(n: int) -> None:
+    """Of evenly spread resamples an end is its tail's share: Φ(-√(n/(n-1)) t)."""
+    tail = stats.norm.cdf(-sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1))
+    assert _expanded(np.linspace(0, 1, 100_001), n, 0.95) == pytest.approx((tail, 1 - tail), rel=1e-6)
 
 
 def test_few_documents_get_the_t_interval() -> None:

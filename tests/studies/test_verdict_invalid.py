@@ -86,6 +86,8 @@ def test_a_doubled_beginning(tmp_path: Path) -> None:
 def test_equal_tokens_at_the_start_of_one_text_are_no_doubled_beginning(tmp_path: Path) -> None:
     stutter = [[7, 7, 5], *IDS[1:]]
     assert refusals(tmp_path, {"token_ids": stutter}, {"token_ids": stutter}) == ()
+    template = [[1, 40, *ids] for ids in IDS]
+    assert refusals(tmp_path, {"token_ids": template}, {"token_ids": template}) == ()
 
 
 @pytest.mark.parametrize("token", ["<s>", "<bos>", "<|begin_of_text|>", "<｜begin▁of▁sentence｜>"])
