@@ -22,7 +22,7 @@ _LEGAL = """\
 Runs a short text once in float32, and once more for each operation in each
 narrower dtype, that operation alone. KL divergence and top-1 agreement are those
 of the logits; two yardsticks, the whole model in bfloat16 and its linear layers
-in FP8, are measured beside them. Exit code 1: something made infinity or NaN.
+in FP8, are measured beside them.
 
 examples:
   narrowcast legal SmolLM2-135M

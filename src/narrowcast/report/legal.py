@@ -35,7 +35,9 @@ def legal_page(found: Legal) -> list[str]:
     for cell in found.cells:
         name = "" if cell.operation == last else cell.operation
         last = cell.operation
-        rows.append((name, cell.dtype, _kl(cell), percent(cell.top1, 4), found.reading(cell), cell.broke))
+        rows.append(
+            (name, cell.dtype, _kl(cell), f"{100 * cell.top1:.1f} %", found.reading(cell), cell.broke)
+        )
     lines += [
         "",
         *table(("operation", "dtype", "KL, nats", "top-1", "reading", "first broken"), rows, "llrrlL"),

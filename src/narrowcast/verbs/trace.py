@@ -33,4 +33,4 @@ def run_legal(args: argparse.Namespace) -> int:
         args.model, args.text, only=args.only, context=args.context, tokens=args.tokens,
         progress=lambda total, label: Progress(total, label, quiet=quiet, unit="steps"),
     )  # fmt: skip
-    return answer(args, legal_page(found), found.to_json()) or int(found.broke)
+    return answer(args, legal_page(found), found.to_json())
