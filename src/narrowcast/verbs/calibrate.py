@@ -10,11 +10,11 @@ from narrowcast.verbs.answering import answer
 
 if TYPE_CHECKING:
     from narrowcast.audit.findings import Finding
+    from narrowcast.jobs.stream import ProgressFactory
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
     from narrowcast.report.calibrate import calibrate_page
-    from narrowcast.report.progress import Progress
     from narrowcast.studies.calibrate import calibrate, merge
 
     if args.merge:
@@ -25,14 +25,13 @@ def run_calibrate(args: argparse.Namespace) -> int:
         raise UsageError(
             "no model and no files to merge", remedy="narrowcast calibrate MODEL -o stats.safetensors"
         )
-    quiet = args.quiet or args.json
     done = calibrate(
         args.model,
         args.out,
         args.text,
         **_chosen(args, "tokens", "context", "dtype"),
         resume=args.resume,
-        progress=lambda total, label: Progress(total, label, quiet=quiet),
+        progress=_progress(args),
     )
     return answer(args, calibrate_page(done), done.to_json())
 
@@ -40,16 +39,11 @@ def run_calibrate(args: argparse.Namespace) -> int:
 def run_calibrate_kv(args: argparse.Namespace) -> int:
     from narrowcast.repair.kv_scales import check_target, write_kv_scales
     from narrowcast.report.calibrate import calibrate_kv_page
-    from narrowcast.report.progress import Progress
     from narrowcast.studies.calibrate_kv import calibrate_kv, save_overlay
 
     if args.stats is not None:
         _refuse(args, "--stats brings what was seen, so nothing is run for it", ("tokens",))
-    quiet = args.quiet or args.json
-
-    def progress(total: int, label: str) -> Progress:
-        return Progress(total, label, quiet=quiet)
-
+    progress = _progress(args)
     check_target(args.model, args.out, "fp8_head" if args.heads else "fp8", args.overlay)
     found = calibrate_kv(
         args.model,
@@ -68,6 +62,14 @@ def run_calibrate_kv(args: argparse.Namespace) -> int:
     facts = {"out": args.out, **found.to_json(), "left": [one.to_json() for one in left]}
     failed = any(one.severity == "error" for one in left)
     return answer(args, calibrate_kv_page(found, args.out, left), facts) or int(failed)
+
+
+def _progress(args: argparse.Namespace) -> ProgressFactory:
+    """What is counted goes by what is done: tokens through layers, steps of several runs, bytes that are written."""
+    from narrowcast.report.progress import Progress
+
+    units = {"calibrating": "tokens", "running": "steps"}
+    return lambda total, label: Progress(total, label, quiet=args.quiet or args.json, unit=units.get(label))
 
 
 def _chosen(args: argparse.Namespace, *names: str) -> dict[str, Any]:
