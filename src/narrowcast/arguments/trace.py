@@ -8,9 +8,9 @@ from narrowcast.arguments.parser import MODEL, Verb, count
 
 _TRACE = """\
 Runs a text through the model, layer by layer, and counts what every operation
-gives: the largest value and where it is, headroom in FP16 and E4M3, shares lost.
-Says what FP16 could not hold first, and why. With --dtype float16 it runs so,
-and shows how infinity and NaN were made. Exit code 1: it made one.
+gives: the largest value and where it is, headroom in FP16 and E4M3, shares
+lost. Says what FP16 could not hold first, and why. With --dtype float16 it runs
+so, and shows how infinity and NaN were made. Exit code 1: it made one.
 
 examples:
   narrowcast trace SmolLM2-135M
@@ -20,9 +20,9 @@ examples:
 
 _LEGAL = """\
 Runs a short text once in float32, and once more for each operation in each
-narrower dtype, that operation alone. KL divergence and top-1 agreement are those
-of the logits; two yardsticks, the whole model in bfloat16 and its linear layers
-in FP8, are measured beside them.
+narrower dtype, that operation alone. KL divergence and top-1 agreement are
+those of the logits; two yardsticks, the whole model in bfloat16 and its linear
+layers in FP8, are measured beside them.
 
 examples:
   narrowcast legal SmolLM2-135M

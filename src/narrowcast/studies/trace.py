@@ -122,7 +122,7 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         def told(one: Counts) -> dict[str, Any]:
-            more = {"where": self.where(one.operation)}
+            more: dict[str, Any] = {"where": self.where(one.operation)}
             if one.at is not None:
                 piece = self.pieces[one.at.piece]
                 more |= {
