@@ -33,7 +33,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=24, width=WIDTH - 2)
-        self._action_max_length = 13  # argparse forgets the indent of verbs and would break the longest
+        self._action_max_length = 16  # argparse forgets the indent of verbs and would break the longest
 
 
 class Parser(argparse.ArgumentParser):
