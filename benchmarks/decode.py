@@ -49,7 +49,7 @@ def bytes_read(model: Any) -> int:
     return total
 
 
-def worker(path: Path, tokens: int, rounds: int) -> None:
+def worker(path: Path, tokens: int, rounds: int, only: list[str]) -> None:
     """Measure and print JSON."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -57,7 +57,8 @@ def worker(path: Path, tokens: int, rounds: int) -> None:
     from narrowcast.runtime.decode import packed
 
     models = {"transformers bf16": AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()}
-    for name, (scheme, head) in CONTESTANTS.items():
+    for name in only:
+        scheme, head = CONTESTANTS[name]
         models[name] = packed(path, scheme, "bfloat16", head)[0]
     ids = AutoTokenizer.from_pretrained(path)(PROMPT, return_tensors="pt")
     how = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens}
@@ -82,13 +83,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.model, options.tokens, options.rounds)
+        worker(options.model, options.tokens, options.rounds, options.only)
         return
     print(busy(), end="")
     argv = [OURS, __file__, options.model, "--worker", "--tokens", options.tokens, "--rounds", options.rounds]
+    argv += ["--only", *options.only]
     done = subprocess.run(
         [str(part) for part in argv], env=environment(options.threads), capture_output=True, text=True
     )

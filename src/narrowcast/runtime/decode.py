@@ -108,20 +108,23 @@ class PackedLinear(nn.Module):
         self.seen = Seen()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, self.in_features)
-        operand = Operand(rows) if self.inputs is None else self.inputs.operand(rows, self.seen)
-        y = self._few(operand.matrix) if len(rows) <= FEW and self.kernel else self._many(operand.matrix)
-        if operand.scale is not None:
-            y = y * operand.scale
+        few = self.kernel is not None and x.numel() <= FEW * self.in_features
+        if few and self.inputs is None:
+            y = self._few(x)
+        else:
+            rows = x.reshape(-1, self.in_features)
+            operand = Operand(rows) if self.inputs is None else self.inputs.operand(rows, self.seen)
+            y = self._few(operand.matrix) if few else self._many(operand.matrix)
+            y = (y if operand.scale is None else y * operand.scale).reshape(*x.shape[:-1], self.out_features)
         if self.bias is not None:
             y = y + self.bias
-        return y.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
+        return y.to(x.dtype)
 
-    def _few(self, rows: torch.Tensor) -> torch.Tensor:
-        """Up to ``FEW`` rows, codes read where they lie."""
-        rows = (rows if rows.dtype in CARRIERS else rows.float()).contiguous()
-        y = torch.empty(len(rows), self.out_features, dtype=torch.float32)
-        call = (rows.data_ptr(), CARRIERS[rows.dtype], len(rows), y.data_ptr())
+    def _few(self, x: torch.Tensor) -> torch.Tensor:
+        """Up to ``FEW`` rows [..., K], codes read where they lie."""
+        x = (x if x.dtype in CARRIERS else x.float()).contiguous()
+        y = torch.empty(*x.shape[:-1], self.out_features, dtype=torch.float32)
+        call = (x.data_ptr(), CARRIERS[x.dtype], x.numel() // self.in_features, y.data_ptr())
         n, threads = self.out_features, self.threads
         if threads == 1 or n * self.in_features <= ALONE:
             self.kernel.into(*call, 0, n)
