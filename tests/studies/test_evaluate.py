@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from narrowcast.errors import IncomparableError, UsageError
 from narrowcast.jobs.quantize import quantize
 from narrowcast.statistics.bootstrap import Interval
+from narrowcast.studies.calibrate import calibrate
 from narrowcast.studies.evaluate import Options, evaluate
 from narrowcast.studies.evaluation import Asked, Evaluation, Gap, Histogram, Percentiles
 from narrowcast.studies.measure import Beside, kl_rows
@@ -189,6 +190,7 @@ def test_caches_are_further_lanes_of_the_child(parent: Path, child: Path, files:
     options = Options(tokens=None, context=40, greedy=0, caches=("fp8_e4m3", "int4_per_token_head"))
     found = evaluate(child, parent, text=files, options=options)
     fp8, int4 = found.caches
+    assert [row.mode for row in found.caches] == ["fp8_e4m3, unity", "int4_per_token_head"]
     assert (fp8.bytes_per_token, int4.bytes_per_token) == (
         2 * 2 * 2 * 16,
         2 * 2 * 2 * (8 + 4),
@@ -196,6 +198,28 @@ def test_caches_are_further_lanes_of_the_child(parent: Path, child: Path, files:
     assert fp8.alone is not None
     assert int4.alone is not None
     assert 0 < fp8.alone.kl.estimate < int4.alone.kl.estimate
+
+
+def test_fp8_caches_with_every_kind_of_scale_and_attention(
+    parent: Path, child: Path, files: list[str]
+) -> None:
+    stats = parent.parent / "stats.safetensors"
+    calibrate(parent, stats, files[:1], tokens=80, context=40)
+    options = Options(
+        tokens=None, context=40, greedy=0, caches=("fp8_e4m3", "fp8_head"), scales=stats, attention="fp8"
+    )
+    found = evaluate(child, parent, text=files, options=options)
+    by_name = {row.mode: row.alone for row in found.caches}
+    plain = [f"{mode}, {kind}" for mode in ("fp8_e4m3", "fp8_head") for kind in ("unity", "computed")]
+    assert list(by_name) == plain + [f"{name}, fp8 attention" for name in plain]
+    assert by_name["fp8_e4m3, unity"] == by_name["fp8_head, unity"]
+    for name in plain:
+        exact, coded = by_name[name], by_name[f"{name}, fp8 attention"]
+        assert exact is not None
+        assert coded is not None
+        assert 0 < exact.kl.estimate < coded.kl.estimate  # queries and probabilities are rounded as well
+    with pytest.raises(UsageError, match="no cache mode that takes these"):
+        evaluate(child, parent, text=files, options=Options(caches=("mxfp8",), attention="fp8"))
 
 
 def test_an_online_scheme_is_judged_beside_the_model_itself(

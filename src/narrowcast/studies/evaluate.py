@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from time import monotonic
@@ -23,7 +24,7 @@ import torch
 
 from narrowcast.errors import IncomparableError
 from narrowcast.jobs.stream import ProgressFactory, Silent
-from narrowcast.runtime.caches import CacheFactory, KVScales
+from narrowcast.runtime.caches import CacheFactory
 from narrowcast.runtime.lanes import Lane, together
 from narrowcast.runtime.walk import Running
 from narrowcast.studies.continuations import continued
@@ -38,6 +39,7 @@ from narrowcast.studies.evaluation import (
     WorstToken,
 )
 from narrowcast.studies.faults import divergence
+from narrowcast.studies.kv_lanes import CacheLane, cache_lanes
 from narrowcast.studies.local import Local
 from narrowcast.studies.measure import Beside, Likelihood, Worst, nll_rows
 from narrowcast.studies.retrieval import retrieval
@@ -45,7 +47,7 @@ from narrowcast.studies.structured import read_schema, structured
 from narrowcast.studies.tokens import Tokens, shared
 from narrowcast.texts.documents import Corpus, read
 
-TOKENS, CONTEXT, PROMPTS, WORST = 4096, 256, 8, 5
+TOKENS, CONTEXT, PROMPTS, WORST = 2048, 128, 8, 5
 BEFORE = 24  # tokens of context that are shown with a bad prediction
 
 
@@ -56,7 +58,8 @@ class Options:
     tokens: int | None = TOKENS
     context: int = CONTEXT
     caches: Sequence[str] = ()
-    scales: KVScales | None = None
+    scales: str | Path | None = None
+    attention: str | None = None
     greedy: int = PROMPTS
     retrieval: bool = False
     schema: str | Path | None = None
@@ -69,7 +72,7 @@ class _Lanes:
     """What is gathered while the logits come: of each side, of the child beside the parent, of each cache."""
 
     runs: dict[str, Running]
-    caches: Mapping[str, CacheFactory]
+    caches: Mapping[str, CacheFactory]  # by the name of the lane
     likelihood: dict[str, Likelihood] = field(default_factory=dict)
     beside: dict[tuple[str, str], Beside] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
@@ -121,7 +124,9 @@ def evaluate(
     with ExitStack() as stack:
         runs = _open(stack, child, against, online, dtype)
         tokens = shared(runs["child"], runs.get("parent"), corpus, options.context, options.tokens)
-        walked = _walk(runs, tokens, options, progress)
+        again = partial(Running.open, child, dtype, online)
+        more = cache_lanes(runs["child"], options.caches, options.scales, options.attention, again, stack)
+        walked = _walk(runs, more, tokens, options, progress)
         lanes, gap = walked.lanes, _gap(walked.lanes, tokens) if "parent" in runs else None
         found = Evaluation(
             text=_text(corpus, tokens, options.context),
@@ -161,10 +166,15 @@ class _Walked:
     notes: list[str] = field(default_factory=list)
 
 
-def _walk(runs: dict[str, Running], tokens: Tokens, options: Options, progress: ProgressFactory) -> _Walked:
-    lanes = [Lane(name, run) for name, run in runs.items()]
-    caches = {mode: CacheFactory(runs["child"].config, mode, options.scales) for mode in options.caches}
-    lanes += [Lane(mode, runs["child"], cache) for mode, cache in caches.items()]
+def _walk(
+    runs: dict[str, Running],
+    more: Sequence[CacheLane],
+    tokens: Tokens,
+    options: Options,
+    progress: ProgressFactory,
+) -> _Walked:
+    lanes = [*(Lane(name, run) for name, run in runs.items()), *(one.lane for one in more)]
+    caches = {one.name: one.cache for one in more}
     two = "parent" in runs and runs["parent"] is not runs["child"]
     found = _Walked(
         _Lanes(runs, caches), Drift(tuple(runs), tokens.pieces),

@@ -40,7 +40,7 @@ from narrowcast.studies.evaluation import Part
 from narrowcast.texts.documents import Piece
 
 FORMATS = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}
-SAMPLE = 256  # tokens that are looked at
+SAMPLE = 128  # tokens that are looked at
 Tensors = list[torch.Tensor]
 
 

@@ -35,7 +35,9 @@ def run_evaluate(args: argparse.Namespace) -> int:
         options=Options(
             tokens=tokens,
             context=CONTEXT if args.context is None else args.context,
-            caches=[mode.strip() for mode in args.kv.split(",")] if args.kv else (),
+            caches=[mode.strip() for mode in args.kv.split(",")] if args.kv else [],
+            scales=args.kv_scales,
+            attention=args.attention,
             greedy=0 if args.stream else PROMPTS if args.greedy is None else args.greedy,
             retrieval=args.retrieval,
             schema=args.schema,
