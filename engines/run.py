@@ -106,6 +106,7 @@ def trial(model: Path, container: str, preset: str) -> Verdict:
             SCRATCH / f"{name}-plain", "convert", source, SCRATCH / f"{name}-plain", "--to", "plain"
         )
         verdict |= beside(verdict, load(plain, dtype))
+        verdict |= {"ours": running(source, dtype, verdict)}
         shutil.rmtree(plain)
     shutil.rmtree(source)
     said = f"loads: {verdict['text']!r}" if verdict["loads"] else f"refused: {verdict['message']}"
@@ -120,6 +121,26 @@ def beside(verdict: Verdict, decoded: Verdict) -> Verdict:
     pairs = list(zip(verdict["logprobs"], decoded["logprobs"], strict=False))
     differences = [abs(a - b) for a, b in pairs[: max(count, 1)]]
     return {"decoded": same, "nats": round(max(differences), 4)}
+
+
+def running(source: Path, dtype: str, verdict: Verdict) -> float:
+    """The largest difference between the engine's log-probabilities and those of narrowcast's own run of the file,
+    which is given the engine's tokens."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from narrowcast.runtime.walk import Running
+
+    torch.set_num_threads(2)
+    tokens = verdict["tokens"]
+    prompt = AutoTokenizer.from_pretrained(source)(PROMPT)["input_ids"]
+    with Running.open(source, dtype) as run:
+        state = run.begin(torch.tensor([*prompt, *tokens]))
+        for i in range(run.depth):
+            run.step(run.layer(i), i, state)
+        logs = run.logits(state).log_softmax(-1)[len(prompt) - 1 : -1]
+    ours = logs.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+    return round(max(abs(a - b) for a, b in zip(verdict["logprobs"], ours, strict=True)), 4)
 
 
 def agreement(verdict: Verdict, other: Verdict) -> str:
@@ -167,7 +188,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         f"greedily by {TOKENS} tokens, or by one where the engine has no fast kernel for it on this CPU.",
         "“parent” counts the first tokens that are the BF16 parent's. “decoded” counts those of the same file",
         "converted to plain BF16 by narrowcast and run by the same engine; “nats” is the largest difference of their",
-        "log-probabilities. Layers compute in fp16 where the engine lets them, else in bf16.",
+        "log-probabilities, and “ours” that from narrowcast's own run of the file (`narrowcast evaluate`), which",
+        "quantizes inputs as the file says. Layers compute in fp16 where the engine lets them, else in bf16.",
         "A refusal is quoted in the engine's words.",
     ]
     for result in results.values():
@@ -176,13 +198,13 @@ def page(results: dict[str, dict[str, Any]]) -> str:
             "",
             f"## {title}",
             "",
-            "| container | preset | verdict | dtype | parent | decoded | nats | text or message |",
+            "| container | preset | verdict | dtype | parent | decoded | nats | ours | text or message |",
         ]
-        lines += ["|---|---|---|---|---|---|---|---|"]
+        lines += ["|---|---|---|---|---|---|---|---|---|"]
         for name, verdict in result["files"].items():
             container, _, preset = name.partition("/")
             said = f"`{verdict['text']!r}`" if verdict["loads"] else verdict["message"][:300]
-            figures = [str(verdict.get(key, "")) for key in ("dtype", "same", "decoded", "nats")]
+            figures = [str(verdict.get(key, "")) for key in ("dtype", "same", "decoded", "nats", "ours")]
             word = "loads" if verdict["loads"] else "refused"
             cells = [container, preset, word, *figures, said.replace("|", "\\|")]
             lines.append("| " + " | ".join(cells) + " |")
@@ -192,7 +214,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 def record(results: dict[str, Any], parent: Verdict, found: dict[str, Verdict]) -> None:
     """Merge what was found into engines/results.json and write the page."""
     about = {key: parent[key] for key in ("engine", "version", "instructions")}
-    keep = ("loads", "dtype", "text", "same", "decoded", "nats", "message")
+    keep = ("loads", "dtype", "text", "same", "decoded", "nats", "ours", "message")
     rows = {name: {k: v[k] for k in keep if k in v} for name, v in found.items()}
     old = results.get(parent["instructions"], {}).get("files", {})
     results[parent["instructions"]] = {**about, "files": dict(sorted({**old, **rows}.items()))}

@@ -1,9 +1,9 @@
 """A toy Llama quantized by narrowcast, run by transformers with compressed-tensors and by ``Running``, in float32.
 
 Weight-only schemes: the same bits. W8A8: layer by layer, on the very input that transformers' layer got. Both decode
-the same codes; transformers multiplies x̂ = fl(c·s) and ŵ = fl(c·s) and sums K products, we sum codes and fold scales. Each
-lies within γ_n · Σ|x̂||ŵ| of the exact sum, n = K + 5 (``test_product``), so they lie within twice that of each other;
-in float32 nothing is narrowed after it.
+the same codes; transformers multiplies fl(c·s) of both and sums K products, we sum codes and fold scales. Each lies
+within γ_n · Σ|x||w| of the exact sum of decoded operands, n = K + 5 (``test_product``), so they lie within twice that
+of each other; in float32 nothing is narrowed after it.
 """
 
 from pathlib import Path
