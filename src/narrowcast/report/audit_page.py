@@ -8,9 +8,7 @@ Whatever comes from the checkpoint is escaped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
-from narrowcast._version import __version__
 from narrowcast.audit.findings import SEVERITIES, Finding
 from narrowcast.audit.portability import Where
 from narrowcast.audit.run import Audit
@@ -26,9 +24,10 @@ from narrowcast.report.audit import (
     shared,
 )
 from narrowcast.report.figures import figures
-from narrowcast.report.page_style import SCRIPT, STYLE
+from narrowcast.report.page import coded, escaped, facts, figure, whole
+from narrowcast.report.page_style import AUDIT, SCRIPT, STYLE
 from narrowcast.report.rules import rows
-from narrowcast.report.tables import percent, printable, seconds
+from narrowcast.report.tables import percent, seconds
 
 SHOWN = 200  # entries of a rule; the record has them all
 _TITLES = {"error": "Errors", "warning": "Warnings", "info": "Good to know"}
@@ -38,38 +37,21 @@ def html_page(found: Audit, spent: Spent) -> str:
     """The whole page as text."""
     counts = found.counts()
     parts = [
-        f"<h1>{_text(found.subject.root.name or found.subject.model)}</h1>",
+        f"<h1>{escaped(found.subject.root.name or found.subject.model)}</h1>",
         f"<p class=verdict>{_verdict(counts)}</p>",
         _facts(found, spent),
         *_findings(found),
         *_where(found),
         *_plots(found),
         *_unseen(found),
-        f"<footer>narrowcast {__version__} audit</footer>",
     ]
-    title = f"<title>{_text(found.subject.root.name)}: audit</title>"
-    head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{title}'
-    )
-    body = "\n".join(parts)
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}\n<style>{STYLE}</style></head>\n'
-        f"<body><main>\n{body}\n</main>\n<script>{SCRIPT}</script></body></html>\n"
-    )
-
-
-def _text(text: object) -> str:
-    return escape(printable(str(text)))
-
-
-def _code(text: object) -> str:
-    return f"<code>{_text(text)}</code>"
+    return whole(found.subject.root.name, "audit", parts, STYLE + AUDIT, SCRIPT)
 
 
 def _prose(text: str) -> str:
     """Text of a rule, whose backquotes mark code."""
     parts = text.split("`")
-    return "".join(_text(part) if i % 2 == 0 else _code(part) for i, part in enumerate(parts))
+    return "".join(escaped(part) if i % 2 == 0 else coded(part) for i, part in enumerate(parts))
 
 
 def _verdict(counts: dict[str, int]) -> str:
@@ -88,17 +70,17 @@ def _facts(found: Audit, spent: Spent) -> str:
     target = [subject.engine or "", subject.gpu.name if subject.gpu else ""]
     target += [f"tensor-parallel {subject.tp}"] if subject.tp > 1 else []
     pairs = [
-        ("model", _code(subject.model)),
-        ("container", _text(container(found))),
+        ("model", coded(subject.model)),
+        ("container", escaped(container(found))),
         ("quantized", f"{percent(share)} of the parameters" if share else ""),
-        ("schemes", _text(", ".join(sorted({one.scheme for one in subject.quantized.values()})))),
-        ("for", _text(", ".join(part for part in target if part))),
-        ("against", _code(subject.parent.checkpoint.root) if subject.parent else ""),
-        ("KV cache", _text(cache(found))),
-        ("looked at", _text(looked_at(found))),
+        ("schemes", escaped(", ".join(sorted({one.scheme for one in subject.quantized.values()})))),
+        ("for", escaped(", ".join(part for part in target if part))),
+        ("against", coded(subject.parent.checkpoint.root) if subject.parent else ""),
+        ("KV cache", escaped(cache(found))),
+        ("looked at", escaped(looked_at(found))),
         ("time", ", ".join(filter(None, (seconds(spent.seconds), spent.rate)))),
     ]
-    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in pairs if value)}</dl>"
+    return facts(pairs)
 
 
 def _findings(found: Audit) -> list[str]:
@@ -121,7 +103,7 @@ def _rule(code: str, group: Sequence[Finding], severity: str) -> str:
     row, same = rows()[code], shared(group)
     shown = entries(group, same, SHOWN)
     rest = len(group) - sum(entry.count for entry in shown)
-    items = [f"<li>{_text(entry.text)}</li>" for entry in shown]
+    items = [f"<li>{escaped(entry.text)}</li>" for entry in shown]
     items += [f"<li class=more>and {rest:,} more</li>"] if rest > 0 else []
     said = "; ".join(
         ([same["said"]] if "said" in same else [])
@@ -130,9 +112,9 @@ def _rule(code: str, group: Sequence[Finding], severity: str) -> str:
     remedies = dict.fromkeys(one.remedy for one in group if one.remedy)
     about = row.sections()
     lines = [
-        f"<p>{_text(said)}</p>" if said else "",
+        f"<p>{escaped(said)}</p>" if said else "",
         f"<ul>{''.join(items)}</ul>",
-        *(f"<p class=remedy>{_text(remedy)}</p>" for remedy in [*remedies][:3]),
+        *(f"<p class=remedy>{escaped(remedy)}</p>" for remedy in [*remedies][:3]),
         *(
             f"<p class=about><b>{name}.</b> {_prose(about[name])}</p>"
             for name in ("Why", "False alarm")
@@ -141,10 +123,10 @@ def _rule(code: str, group: Sequence[Finding], severity: str) -> str:
     ]
     count = f"<span class=count>{len(group):,}</span>" if len(group) > 1 else ""
     opened = "" if severity == "info" else " open"
-    brief = f"<span class=brief>{_text(group[0].said)}</span>" if severity == "info" else ""
+    brief = f"<span class=brief>{escaped(group[0].said)}</span>" if severity == "info" else ""
     return (
         f'<details class="rule {severity}"{opened}><summary><span class=badge>{code}</span> '
-        f"{_text(row.title)} {count}{brief}</summary>{''.join(lines)}</details>"
+        f"{escaped(row.title)} {count}{brief}</summary>{''.join(lines)}</details>"
     )
 
 
@@ -157,7 +139,7 @@ def _where(found: Audit) -> list[str]:
     return [
         "<h2>Where it runs</h2>",
         f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>",
-        *(f"<p class=about>{_text(text)}</p>" for text in portability.reaches(table)),
+        *(f"<p class=about>{escaped(text)}</p>" for text in portability.reaches(table)),
     ]
 
 
@@ -165,17 +147,14 @@ def _row(row: Where) -> str:
     cells, refusal = portability.cells(row), row.path.refusal
     remedy = f"; remedy: {row.path.remedy}" if row.path.remedy else ""
     texts = [*cells[:-1], f"{refusal}{remedy}" if refusal else cells[-1]]
-    return f"<tr{' class=refused' if refusal else ''}>{''.join(f'<td>{_text(text)}</td>' for text in texts)}</tr>"
+    return f"<tr{' class=refused' if refusal else ''}>{''.join(f'<td>{escaped(text)}</td>' for text in texts)}</tr>"
 
 
 def _plots(found: Audit) -> list[str]:
     drawn = figures(found)
     if not drawn:
         return []
-    plots = "".join(
-        f"<figure><figcaption><b>{_text(one.title)}</b></figcaption>{one.svg}<p>{_text(one.caption)}</p></figure>"
-        for one in drawn
-    )
+    plots = "".join(figure(one) for one in drawn)
     return ["<h2>Plots</h2>", f"<div class=plots>{plots}</div>"]
 
 
@@ -185,16 +164,16 @@ def _unseen(found: Audit) -> list[str]:
     if not silenced and not found.skipped and not found.idle:
         return []
     lines = [
-        f"<li><b>{code}</b>, {len(group):,} silenced: {_text(group[0].silenced)}</li>"
+        f"<li><b>{code}</b>, {len(group):,} silenced: {escaped(group[0].silenced)}</li>"
         for code, group in by_rule(silenced).items()
     ]
     lines += [
-        f"<li><b>{', '.join(sorted(one.codes)[:3])}</b> on {_code(one.tensor)} silences nothing: "
-        f"{_text(one.reason)}</li>"
+        f"<li><b>{', '.join(sorted(one.codes)[:3])}</b> on {coded(one.tensor)} silences nothing: "
+        f"{escaped(one.reason)}</li>"
         for one in found.idle
     ]
     lines += [
-        f"<li><b>{rule.code}</b> did not run: {_text(reason)}. {_text(rule.title)}.</li>"
+        f"<li><b>{rule.code}</b> did not run: {escaped(reason)}. {escaped(rule.title)}.</li>"
         for rule, reason in found.skipped
     ]
     return [f"<h2>Not looked at</h2><ul>{''.join(lines)}</ul>"]

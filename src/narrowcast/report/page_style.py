@@ -1,4 +1,4 @@
-"""The look of an audit's page, and its few lines of script."""
+"""The look of pages: what all share, and what the page of an audit has beside it, with its few lines of script."""
 
 STYLE = """
 :root { color-scheme: light dark; --bg: #fff; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --card: #f6f8fa;
@@ -34,14 +34,18 @@ details[open] .brief { display: none }
 .remedy::before { content: "Remedy: "; font-weight: 600 } .about { color: var(--soft); font-size: .92em }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-size: .92em }
 th, td { text-align: left; vertical-align: top; padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line) }
-th { color: var(--soft); font-weight: 600 } td:nth-child(4), th:nth-child(4) { text-align: right }
-tr.refused td:nth-child(n+5) { color: var(--error) }
+th { color: var(--soft); font-weight: 600 }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr));
   gap: 1rem; align-items: start }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: .3rem; padding: .8rem }
 figure svg { display: block; width: 100%; height: auto; font-family: inherit }
 figure p { margin: .4rem 0 0; color: var(--soft); font-size: .88em }
 footer { margin-top: 3rem; color: var(--soft); font-size: .88em }
+"""
+
+AUDIT = """
+td:nth-child(4), th:nth-child(4) { text-align: right }
+tr.refused td:nth-child(n+5) { color: var(--error) }
 @media (max-width: 40rem) { thead { display: none } table, tbody, tr { display: block } td { display: inline-block }
   tr { border-bottom: 1px solid var(--line); padding: .4rem 0 } td { border: 0; padding: 0 .8rem 0 0 }
   td:first-child, td:last-child { display: block } td:first-child { font-weight: 600 }
