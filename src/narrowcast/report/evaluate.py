@@ -94,11 +94,11 @@ def _gap(gap: Gap) -> list[str]:
         return f"{100 * x:.2f} %"
 
     rows = [
-        ("perplexity", gap.perplexity, _signed, "the child's beside the parent's"),
-        ("KL divergence", gap.kl, lambda x: number(x, 3), "nats a token, 0 for equal"),
-        ("same best token", gap.top1, share, "of the predictions"),
-        ("same five best", gap.top5, share, "of the parent's five"),
-        ("true token", gap.shift, lambda x: f"{100 * x:+.3f} pt", "change of its probability"),
+        ("perplexity", gap.perplexity, _signed, "+ is worse"),
+        ("KL divergence", gap.kl, lambda x: number(x, 3), "nats, 0 for equal"),
+        ("same best token", gap.top1, share, ""),
+        ("same five best", gap.top5, share, "of the parent's 5"),
+        ("true token", gap.shift, lambda x: f"{100 * x:+.2f} pt", "its probability"),
     ]
     made = [(name, spell(value.estimate), _ends(value, spell), words) for name, value, spell, words in rows]
     lines = table(("child beside parent", "mean", "95 %", ""), made, "lrlL")

@@ -289,10 +289,12 @@ def _verdict(gap: Gap, asked: Asked) -> Verdict:
     if said:
         return max(said, key=lambda verdict: (0, 4, 1).index(verdict.code))
     change = gap.perplexity
+    distance = f"the predictions are {gap.kl.estimate:.3g} nats apart (KL)"
     if change.low <= 0 <= change.high:
-        return Verdict("no difference shown", f"no difference of perplexity shown: {_changed(change)}", 0)
+        said = f"no difference of perplexity shown: {_changed(change)}; {distance}"
+        return Verdict("no difference shown", said, 0)
     worse = "worse" if change.estimate > 0 else "better"
-    return Verdict("measured", f"perplexity {_changed(change)}: {worse} than the parent's", 0)
+    return Verdict("measured", f"perplexity {worse} than the parent's: {_changed(change)}; {distance}", 0)
 
 
 def _within(name: str, interval: Interval, limit: float, sign: int) -> Verdict:
