@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from time import monotonic
 
-from narrowcast.errors import StorageError, UsageError
+from narrowcast.errors import UsageError
 from narrowcast.verbs.answering import answer
-
-REPORTS = (".sarif", ".html")
+from narrowcast.verbs.reports import check_reports, write_report
 
 
 def run_audit(args: argparse.Namespace) -> int:
@@ -24,11 +23,7 @@ def run_audit(args: argparse.Namespace) -> int:
         bars.append(Progress(total, label, quiet=quiet))
         return bars[-1]
 
-    _check_reports(args)  # before the work, not after it
-    if args.html is not None:
-        from narrowcast.report.drawing import check_library
-
-        check_library()
+    check_reports((args.model, args.against), sarif=args.sarif, html=args.html)
     start = monotonic()
     found = audit(
         args.model,
@@ -51,38 +46,12 @@ def run_audit(args: argparse.Namespace) -> int:
     if args.sarif is not None:
         from narrowcast.report.sarif import sarif_text
 
-        _write(args.sarif, sarif_text(found))
+        write_report(args.sarif, sarif_text(found))
     if args.html is not None:
         from narrowcast.report.audit_page import html_page
 
-        _write(args.html, html_page(found, spent))
+        write_report(args.html, html_page(found, spent))
     return answer(args, audit_page(found, spent), audit_record(found, spent)) or int(not found.passed)
-
-
-def _check_reports(args: argparse.Namespace) -> None:
-    """Refuse files that cannot be written, and those that are pieces of a model."""
-    files = [Path(file) for file in (args.sarif, args.html) if file is not None]
-    if len(files) == 2 and files[0].absolute() == files[1].absolute():
-        raise UsageError("both reports have one name", got=files[0], remedy="give each its own")
-    for file in files:
-        if file.is_dir() or not file.absolute().parent.is_dir():
-            got = "a directory" if file.is_dir() else f"no directory {file.absolute().parent}"
-            raise StorageError("the report cannot be written", where=file, got=got)
-        if not file.is_file() or file.suffix in REPORTS:
-            continue
-        for model in (args.model, args.against):
-            root = Path(model).resolve() if model is not None else None
-            if root is not None and root.exists() and file.resolve().is_relative_to(root):
-                raise UsageError(
-                    "the report would replace a file of the model", where=file, remedy="give it another name"
-                )
-
-
-def _write(file: str, text: str) -> None:
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError("the report cannot be written", where=file, got=error.strerror) from None
 
 
 def run_rules(args: argparse.Namespace) -> int:
