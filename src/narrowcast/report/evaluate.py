@@ -30,7 +30,7 @@ def evaluate_page(found: Evaluation) -> list[str]:
     blocks = [
         hanging(found.verdict.sentence[0].upper() + found.verdict.sentence[1:] + "."),
         _faults(found.divergence),
-        facts(_setting(found), indent=0),
+        facts(setting(found), indent=0),
         _models(found),
         _gap(found.gap) if found.gap is not None else [],
         _worst(found.gap.worst) if found.gap is not None else [],
@@ -49,7 +49,8 @@ def _notes(found: Evaluation) -> list[str]:
     return [line for note in (*found.notes, *more) for line in hanging(f"note: {note}")]
 
 
-def _setting(found: Evaluation) -> list[tuple[str, str]]:
+def setting(found: Evaluation) -> list[tuple[str, str]]:
+    """What was read, and for how long."""
     text = found.text
     first = " ".join(f"{i}={token!r}" for i, token in text.first)
     documents = f"{text.documents} document{'s' * (text.documents != 1)}"
@@ -67,45 +68,56 @@ def _setting(found: Evaluation) -> list[tuple[str, str]]:
 
 def _models(found: Evaluation) -> list[str]:
     sides = [("parent", found.parent), ("child", found.child)]
-    rows = [(name, *_side(side)) for name, side in sides if side is not None]
+    rows = [(name, *side_cells(side)) for name, side in sides if side is not None]
     return table(("", "model", "stored as", "runs in", "perplexity", "95 %"), rows, "lLLlrl")
 
 
-def _side(side: Side) -> tuple[str, ...]:
+def side_cells(side: Side) -> tuple[str, ...]:
+    """Where it lies, how it is stored, what it ran in, its perplexity and the interval of that."""
     stored = side.container if side.online is None else f"online {side.online}"
     plain = side.perplexity
-    return side.path, stored, side.dtype, number(plain.estimate, 5), _ends(plain, lambda x: number(x, 4))
+    return side.path, stored, side.dtype, number(plain.estimate, 5), ends(plain, lambda x: number(x, 4))
 
 
-def _ends(interval: Interval, spell: Callable[[float], str]) -> str:
+def ends(interval: Interval, spell: Callable[[float], str]) -> str:
+    """An interval in words."""
     if not (isfinite(interval.low) and isfinite(interval.high)):
         return "one document"
     return f"{spell(interval.low)} to {spell(interval.high)}"
 
 
-def _signed(x: float) -> str:
+def signed(x: float) -> str:
+    """A relative change."""
     return f"{100 * x:+.2f} %"
 
 
-def _gap(gap: Gap) -> list[str]:
-    """One row for each number, with its interval, and what it means."""
+def gap_rows(gap: Gap) -> list[tuple[str, Interval, Callable[[float], str], str]]:
+    """Name, number, how it is spelled and what it means."""
 
     def share(x: float) -> str:
         return f"{100 * x:.2f} %"
 
-    rows = [
-        ("perplexity", gap.perplexity, _signed, "+ is worse"),
+    return [
+        ("perplexity", gap.perplexity, signed, "+ is worse"),
         ("KL divergence", gap.kl, lambda x: number(x, 3), "nats, 0 for equal"),
         ("same best token", gap.top1, share, ""),
         ("same five best", gap.top5, share, "of the parent's 5"),
         ("true token", gap.shift, lambda x: f"{100 * x:+.2f} pt", "its probability"),
     ]
-    made = [(name, spell(value.estimate), _ends(value, spell), words) for name, value, spell, words in rows]
-    lines = table(("child beside parent", "mean", "95 %", ""), made, "lrlL")
-    return [*lines, "", *_tails(gap)]
 
 
-def _tails(gap: Gap) -> list[str]:
+def _gap(gap: Gap) -> list[str]:
+    rows = [
+        (name, spell(value.estimate), ends(value, spell), words)
+        for name, value, spell, words in gap_rows(gap)
+    ]
+    lines = table(("child beside parent", "mean", "95 %", ""), rows, "lrlL")
+    rms = f"The true token's probability moves by {100 * gap.shift_rms:.2f} points (rms)."
+    return [*lines, "", *table(*tail_rows(gap), "lrrrrr"), *hanging(rms)]
+
+
+def tail_rows(gap: Gap) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Titles and rows of percentiles: of the divergence, and of the true token's probability in both directions."""
     kl, shift = gap.kl_percentiles, gap.shift_percentiles
     titles = ("", *(f"{percent:g} %" for percent, _ in kl.at), "most")
     low, high = dict(shift.at[: len(shift.at) // 2 + 1]), dict(shift.at)
@@ -116,8 +128,7 @@ def _tails(gap: Gap) -> list[str]:
         ("true token up", *(f"{100 * x:+.2f} pt" for x in points), f"{100 * shift.largest:+.1f} pt"),
         ("true token down", *(f"{100 * x:+.2f} pt" for x in lost), f"{100 * shift.least:+.1f} pt"),
     ]
-    rms = f"The true token's probability moves by {100 * gap.shift_rms:.2f} points (rms)."
-    return [*table(titles, rows, "lrrrrr"), *hanging(rms)]
+    return titles, rows
 
 
 def _worst(worst: Sequence[WorstToken]) -> list[str]:
@@ -167,22 +178,23 @@ def _faults(divergence: Divergence | None) -> list[str]:
     return lines + ([f"  and in {left} more places"] if left > 0 else [])
 
 
+CACHES = ("KV cache", "B/token", "KL alone", "to parent", "perplexity", "same best", "clipped")
+
+
+def cache_cells(row: CacheRow) -> tuple[str, ...]:
+    """One row under the titles CACHES."""
+    if row.alone is None:
+        return row.mode, quantity(row.bytes_per_token), "NaN", "-", "-", "-", percent(row.clipped)
+    alone, gap = row.alone, row.gap
+    both = number(gap.kl.estimate, 3) if gap is not None else "-"
+    return (
+        row.mode, quantity(row.bytes_per_token), number(alone.kl.estimate, 3), both,
+        signed(alone.perplexity.estimate), percent(alone.top1.estimate), percent(row.clipped),
+    )  # fmt: skip
+
+
 def _caches(rows: Sequence[CacheRow]) -> list[str]:
-    made = []
-    for row in rows:
-        if row.alone is None:
-            made.append((row.mode, quantity(row.bytes_per_token), "NaN", "-", "-", "-", percent(row.clipped)))
-            continue
-        alone, gap = row.alone, row.gap
-        both = number(gap.kl.estimate, 3) if gap is not None else "-"
-        made.append(
-            (
-                row.mode, quantity(row.bytes_per_token), number(alone.kl.estimate, 3), both,
-                _signed(alone.perplexity.estimate), percent(alone.top1.estimate), percent(row.clipped),
-            )
-        )  # fmt: skip
-    titles = ("KV cache", "B/token", "KL alone", "to parent", "perplexity", "same best", "clipped")
-    return table(titles, made, "Lrrrrrr") if made else []
+    return table(CACHES, map(cache_cells, rows), "Lrrrrrr") if rows else []
 
 
 def _greedy(greedy: Greedy | None) -> list[str]:
