@@ -56,6 +56,13 @@ def test_silent_without_a_terminal_or_when_asked(clock: list[float], quiet: bool
     assert screen.getvalue() == ""
 
 
+def test_steps_by_name(clock: list[float]) -> None:
+    bar = Progress(3000, "running", stream=Terminal(), unit="steps")
+    clock[0] += 10
+    bar.advance(600)
+    assert bar.line(clock[0]) == "running   20 %   600 of 3000 steps   60 steps/s   40.0 s left"
+
+
 def test_nothing_to_do_is_done(clock: list[float]) -> None:
     assert Progress(0, "x", stream=Terminal()).line(101.0) == "x  100 %   0 B of 0 B"
 
