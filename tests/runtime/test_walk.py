@@ -63,6 +63,15 @@ def test_tensors_that_cannot_be_right(tmp_path: Path, tensor: torch.Tensor | Non
         walked(run, tokens(4))
 
 
+def test_weights_beyond_the_dtype_of_the_run_are_told_from_infinity(tmp_path: Path) -> None:
+    large = torch.zeros(64, 32)
+    large[3, 5] = -70000.0
+    with_tensors(saved("llama", tmp_path), model__layers__2__mlp__up_proj__weight=large)
+    said = r"up_proj overflows float16(.|\n)*1 of 2048 elements beyond it, amax 70000(.|\n)*at most 65504"
+    with pytest.raises(CheckpointError, match=said), Running.open(tmp_path, "float16") as run:
+        walked(run, tokens(4))
+
+
 def test_a_transposed_square_matrix_is_not_taken_as_it_lies(tmp_path: Path) -> None:
     """GPT-2's attention output is square and stored [in, out]: shape alone would not tell."""
     saved("gpt2-learned-positions", tmp_path)

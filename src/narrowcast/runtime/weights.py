@@ -93,7 +93,7 @@ class Weights:
                 f"{name} does not fit the model", where=self.opened.checkpoint.root, got=list(one.shape),
                 wanted=list(wanted),
             )  # fmt: skip
-        return self._finite(name, self.narrow(one, dtype)).reshape(wanted)
+        return self._finite(name, one, self.narrow(one, dtype)).reshape(wanted)
 
     def narrow(self, one: Held, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A matrix [rows, K] as it is read, rounded once to ``dtype``, None for the run's, some rows at a time: beside
@@ -108,15 +108,26 @@ class Weights:
             out[start : start + step] = _block(one, start, min(start + step, rows))
         return out
 
-    def _finite(self, name: str, values: torch.Tensor) -> torch.Tensor:
+    def _finite(self, name: str, one: Held, values: torch.Tensor) -> torch.Tensor:
         """The values, when every one is a finite number; a sum tells, and is looked into when it is none itself."""
         if not math.isfinite(float(values.sum(dtype=torch.float32))) and not values.isfinite().all():
-            raise CheckpointError(
-                f"{name} holds NaN or infinity", where=self.opened.checkpoint.root,
-                got=f"{int((~values.isfinite()).sum())} of {values.numel()} elements",
-                remedy="`narrowcast audit` shows where",
-            )  # fmt: skip
+            raise self._refusal(name, one, values)
         return values
+
+    def _refusal(self, name: str, one: Held, values: torch.Tensor) -> CheckpointError:
+        """What is stored is no number, or is one that the run's dtype cannot hold."""
+        amax = float(_block(one, 0, one.source.shape[0]).abs().amax())
+        got = f"{int((~values.isfinite()).sum())} of {values.numel()} elements"
+        root = self.opened.checkpoint.root
+        if not math.isfinite(amax):
+            return CheckpointError(
+                f"{name} holds NaN or infinity", where=root, got=got, remedy="`narrowcast audit` shows where"
+            )
+        dtype = str(values.dtype).removeprefix("torch.")
+        return CheckpointError(
+            f"{name} overflows {dtype}", where=root, got=f"{got} beyond it, amax {amax:.6g}",
+            wanted=f"at most {torch.finfo(values.dtype).max:g}", remedy="run it in float32 or bfloat16",
+        )  # fmt: skip
 
     def linear(self, path: str, bias: bool = False, shape: tuple[int, int] | None = None) -> ScaledLinear:
         """The linear layer called ``path``, with the computation that the checkpoint or ``online`` says."""
@@ -147,11 +158,11 @@ class Weights:
     def _whole(self, name: str) -> torch.Tensor:
         """All rows of a matrix in the dtype that it is stored in, every one a finite number."""
         one = self.find(name)
-        return self._finite(name, _block(one, 0, one.source.shape[0]))
+        return self._finite(name, one, _block(one, 0, one.source.shape[0]))
 
     def _wide(self, one: Held) -> Operand:
         """A weight whose input stays wide: decoded, rounded once to the run's dtype."""
-        narrow = self._finite(one.name, self.narrow(one))
+        narrow = self._finite(one.name, one, self.narrow(one))
         return Operand(narrow.float(), None, self.dtype == torch.bfloat16)
 
 
