@@ -265,8 +265,16 @@ def test_massive_activations_and_outlier_channels() -> None:
 
 def test_rows_put_heads_side_by_side() -> None:
     x = torch.arange(2 * 5 * 3).reshape(1, 2, 5, 3)  # heads, tokens, size
-    assert rows(x, 5)[4].tolist() == [*x[0, 0, 4].tolist(), *x[0, 1, 4].tolist()]
-    assert torch.equal(rows(x.transpose(1, 2), 5), rows(x, 5))
+    assert rows(x, 5, op.QUERY)[4].tolist() == [*x[0, 0, 4].tolist(), *x[0, 1, 4].tolist()]
+    assert torch.equal(rows(x.transpose(1, 2), 5, op.NORM), rows(x, 5, op.QUERY))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_norm_of_as_many_heads_as_tokens(transposed: bool) -> None:
+    projected = torch.arange(5.0 * 5 * 3).reshape(1, 5, 5 * 3)
+    heads = projected.view(1, 5, 5, 3)
+    assert torch.equal(rows(heads.transpose(1, 2) if transposed else heads, 5, op.NORM), projected[0])
+    assert torch.equal(rows(heads, 5, op.SCORES), heads[0].transpose(0, 1).reshape(5, 15))
 
 
 FAMILIES: dict[str, dict[str, int]] = {

@@ -172,7 +172,7 @@ class Recorder:
         tokens = len(self.pieces[piece].ids)
         if value.ndim < 2 or value.numel() == 0:
             return value
-        x = rows(value, tokens)
+        x = rows(value, tokens, operation.kind)
         numbers = operation.rows if operation.rows is not None else torch.arange(len(x))
         if len(numbers) != len(x):
             return value

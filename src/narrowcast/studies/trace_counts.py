@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from narrowcast.numbers.formats import E4M3FN, FP16
-from narrowcast.runtime.operations import Operation
+from narrowcast.runtime.operations import NORM, STATISTICS, Operation
 
 MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
 OUTLIER = 16.0
@@ -143,11 +143,16 @@ def _top(size: torch.Tensor, found: torch.Tensor) -> list[tuple[int, int]]:
     return [(int(r), int(c)) for r, c in found[order]]
 
 
-def rows(x: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Any output as float32 [rows, channels], a row per token: heads go side by side.
+def rows(x: torch.Tensor, tokens: int, kind: str) -> torch.Tensor:
+    """An output of an operation of this kind as float32 [rows, channels], a row per token: heads go side by side.
 
-    Heads stand before tokens in attention's products and behind them in norms of heads before their transpose."""
-    if x.ndim == 4 and x.shape[2] == tokens:
+    Heads stand before tokens in attention's products, and behind them in norms of heads before their transpose. With
+    as many heads as tokens, the shape of a norm does not tell the two apart, but tokens lie furthest apart in memory.
+    """
+    heads_first = x.ndim == 4 and x.shape[2] == tokens
+    if heads_first and x.shape[1] == tokens and kind in (NORM, STATISTICS):
+        heads_first = x.stride(2) > x.stride(1)
+    if heads_first:
         x = x[0].transpose(0, 1)
     elif x.ndim == 4:
         x = x[0]

@@ -21,14 +21,14 @@ def explain(
 ) -> str:
     """A sentence about element (row, channel) of an output, "" where there is nothing to say.
 
-    ``row`` and ``channel`` are those of ``rows(output, tokens)``.
+    ``row`` and ``channel`` are those of ``rows(output, tokens, kind)``.
     """
     if operation.kind in (op.LINEAR, op.LOGITS) and isinstance(operation.module, ScaledLinear):
         return _linear(operation.module, inputs[0].reshape(-1, inputs[0].shape[-1])[row].float(), channel)
     if operation.kind == op.SCORES:
         head, key = divmod(channel, tokens)
         return f"head {head}, with the key of token {key}"
-    parts = [rows(part, tokens) for part in inputs if part.ndim > 1]
+    parts = [rows(part, tokens, operation.kind) for part in inputs if part.ndim > 1]
     values = [float(part[row, channel]) for part in parts if row < len(part) and channel < part.shape[1]]
     if operation.kind == op.RESIDUAL and len(values) == 2:
         return f"{values[0]:.4g} in the stream, {values[1]:.4g} added"
@@ -36,7 +36,11 @@ def explain(
         return f"{values[0]:.4g} times {values[1]:.4g}"
     if operation.kind == op.NORM and values:
         weight = getattr(operation.module, "weight", None)
-        said = f", weight {float(weight[channel % len(weight)]):.4g}" if weight is not None and weight.ndim == 1 else ""
+        said = (
+            f", weight {float(weight[channel % len(weight)]):.4g}"
+            if weight is not None and weight.ndim == 1
+            else ""
+        )
         return f"{values[0]:.4g} came in{said}" if operation.name.count("_") else ""
     return ""
 
