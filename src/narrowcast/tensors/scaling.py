@@ -131,7 +131,8 @@ def _logarithm_codes(amax: NDArray[Any], element: Format) -> NDArray[np.uint8]:
     smallest = np.float32(SMALLEST_FP32_SCALE)
     value = np.maximum(amax.astype(np.float32), smallest) / np.float32(element.max)
     exponent = np.ceil(np.log2(value.astype(np.float64)).astype(np.float32))
-    return np.clip(exponent + E8M0.bias, 0, E8M0.max_code).astype(np.uint8)
+    codes: NDArray[np.uint8] = np.clip(exponent + E8M0.bias, 0, E8M0.max_code).astype(np.uint8)
+    return codes
 
 
 def store_scale(value: NDArray[Any], fmt: Format) -> NDArray[Any]:

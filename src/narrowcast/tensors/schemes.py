@@ -81,8 +81,8 @@ class Scale:
 class Arithmetic:
     """Where the bits of a quantizer come from.
 
-    ``operation``: x / s, or x · (1 / s), or x · (span / amax) ("inverse"). ``precision``: fp32; fp64 (an oracle); or "source", where every
-    intermediate is rounded to the source's dtype, as libraries do that never leave bf16.
+    ``operation``: x / s, or x · (1 / s), or x · (span / amax) ("inverse"). ``precision``: fp32; fp64 (an oracle); or
+    "source", where every intermediate is rounded to the source's dtype, as libraries do that never leave bf16.
     ``order``: with a zero point, "clamp_first" rounds clamp(x / s + z), "round_first" clamps round(x / s) + z.
     ``zero_tile``: the scale of an all-zero tile, 1.0 or the epsilon of the scale's format ("eps"; byte 0 for E8M0).
     """
