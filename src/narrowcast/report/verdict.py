@@ -130,10 +130,8 @@ def _grounds(found: Verdict, whole: Row) -> list[tuple[str, str]]:
     ]
     if found.same:
         return grounds
-    if whole.flips:
-        rate = "at this rate of flips"
-    else:
-        rate = f"if {_about(min(1.0, 3 / whole.questions))} flip, as may be"
+    assumed = f"if {_about(min(1.0, 3 / whole.questions))} flip, as may be"
+    rate = "at this rate of flips" if whole.flips else assumed
     needed = "" if whole.needed is None else f"{whole.needed} questions to see {_points(found.effect)} {rate}"
     could = f"{_about(whole.detectable)} (80 % power); unpaired {_about(whole.unpaired)} (half width)"
     return [*grounds, ("could see", could), ("needed", needed)]

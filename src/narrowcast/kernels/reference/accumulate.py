@@ -52,8 +52,8 @@ class Core:
 
     @property
     def step(self) -> float:
-        """What one fused sum errs by at most, relative to Σ|x|·|w| so far: each aligned term (and c) loses less than one
-        unit 2^-F of the largest, and the truncated result 2^-R of itself."""
+        """What one fused sum errs by at most, relative to Σ|x|·|w| so far: each aligned term (and c) loses less than
+        one unit 2^-F of the largest, and the truncated result 2^-R of itself."""
         terms = self.group // self.exact + 1
         return terms * 2.0**-self.fraction + 2.0**-self.result
 
