@@ -60,6 +60,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--schema", metavar="FILE", help="a JSON schema that outputs shall fit")
     add("--max-kl", type=limit, metavar="X", help="the mean KL divergence that is allowed")
     add("--min-top1", type=share, metavar="X", help="the share of same best tokens that is wanted: 98%%")
+    add("--html", metavar="FILE", help="write one page with plots (needs narrowcast[page])")
     add("--stream", action="store_true", help="for models larger than memory: nothing is generated")
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SIZE = (5.0, 3.1)  # inches of 72 points: 360 across
-INK, FAINT, BAND = "#010203", "#040506", "#070809"
+INK, FAINT, BAND, ERROR = "#010203", "#040506", "#070809", "#0b0c0d"
 SERIES = tuple(f"#0a000{i}" for i in range(6))
-_VARIABLES = {INK: "currentColor", FAINT: "var(--faint)", BAND: "var(--band)"} | {
+_VARIABLES = {INK: "currentColor", FAINT: "var(--faint)", BAND: "var(--band)", ERROR: "var(--error)"} | {
     color: f"var(--s{i})" for i, color in enumerate(SERIES)
 }
 _STYLE = {
@@ -119,6 +119,6 @@ def name_series(axes: Axes, names: Sequence[str], heights: NDArray[Any]) -> None
         )
 
 
-def power(exponent: int) -> str:
+def power(exponent: int, base: int = 2) -> str:
     """2⁻⁹."""
-    return "2" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return str(base) + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

@@ -6,6 +6,7 @@ import argparse
 
 from narrowcast.errors import UsageError
 from narrowcast.verbs.answering import answer
+from narrowcast.verbs.reports import check_reports, write_report
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
@@ -24,6 +25,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
             "--stream never has a whole model in memory, and generating needs one",
             remedy="leave out --greedy, --retrieval and --schema, or --stream",
         )
+    check_reports((args.model, args.against), html=args.html)
     tokens = args.tokens if args.tokens is not None else None if args.text else TOKENS
     quiet = args.quiet or args.json
     found = evaluate(
@@ -46,6 +48,10 @@ def run_evaluate(args: argparse.Namespace) -> int:
         ),
         progress=lambda total, label: Progress(total, label, quiet=quiet, unit="steps"),
     )
+    if args.html is not None:
+        from narrowcast.report.evaluate_page import html_page
+
+        write_report(args.html, html_page(found))
     return answer(args, evaluate_page(found), found.to_json()) or found.code
 
 
