@@ -72,7 +72,7 @@ def read(sources: Sequence[str] = ()) -> Corpus:
     """
     chosen = list(sources) or [BUILT_IN]
     documents = [document for source in chosen for document in _read(source)]
-    documents = [document for document in documents if document.text.strip()]
+    documents = [_encodable(document) for document in documents if document.text.strip()]
     if not documents:
         raise InputError("no text", where=", ".join(chosen), wanted="at least one document that is not empty")
     return Corpus(", ".join(chosen), tuple(documents))
@@ -98,27 +98,44 @@ def _topics() -> Iterator[Document]:
         yield Document(name, topics[name])
 
 
-def _plain(path: Path) -> Iterator[Document]:
+def _encodable(document: Document) -> Document:
+    """The document, when its text has a UTF-8 form; JSON can spell half of a surrogate pair, which has none."""
     try:
-        yield Document(path.name, path.read_text(encoding="utf-8"))
+        document.text.encode()
+    except UnicodeEncodeError as error:
+        got = f"half of a surrogate pair at character {error.start}"
+        raise InputError("the text is not Unicode", where=document.name, got=got) from None
+    return document
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError("the text is not UTF-8", where=path, got=f"byte {error.start}") from None
+    except OSError as error:
+        raise InputError("the text cannot be read", where=path, got=error.strerror) from None
+
+
+def _plain(path: Path) -> Iterator[Document]:
+    yield Document(path.name, _content(path))
 
 
 def _lines(path: Path) -> Iterator[Document]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_content(path).split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError("not JSON lines", where=f"{path}:{number}", got=error.msg) from None
+            except (ValueError, RecursionError) as error:
+                said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+                raise InputError("not JSON lines", where=f"{path}:{number}", got=said) from None
             yield Document(f"{path.name}:{number}", _text_of(row, f"{path}:{number}"))
 
 
 def _json(path: Path) -> Iterator[Document]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError:
+        rows = json.loads(_content(path))
+    except (ValueError, RecursionError):
         yield from _lines(path)
         return
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
@@ -140,13 +157,18 @@ def _parquet(path: Path) -> Iterator[Document]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise UsageError("parquet files need pyarrow", where=path, remedy="pip install pyarrow") from None
-    table = parquet.read_table(path)
-    key = next((key for key in TEXT_KEYS if key in table.column_names), None)
-    if key is None:
-        raise InputError(
-            "no text column", where=path, got=", ".join(table.column_names), wanted=" or ".join(TEXT_KEYS)
-        )
-    for number, text in enumerate(table.column(key).to_pylist(), 1):
+    try:
+        names = parquet.read_schema(path).names
+        key = next((key for key in TEXT_KEYS if key in names), None)
+        column = parquet.read_table(path, columns=[key]).column(key) if key is not None else None
+    except (OSError, ValueError) as error:  # pyarrow's own errors are among them
+        said = str(error).split("\n")[0]
+        raise InputError("the parquet file cannot be read", where=path, got=said) from None
+    if column is None:
+        raise InputError("no text column", where=path, got=", ".join(names), wanted=" or ".join(TEXT_KEYS))
+    if str(column.type) not in ("string", "large_string", "string_view", "null"):
+        raise InputError(f"the column {key} holds {column.type}", where=path, wanted="text")
+    for number, text in enumerate(column.to_pylist(), 1):
         yield Document(f"{path.name}:{number}", text or "")
 
 
@@ -174,10 +196,8 @@ _READERS: dict[str, Callable[[Path], Iterator[Document]]] = {
 }  # fmt: skip
 
 
-def token_ids(
-    tokenize: Callable[[str], Sequence[int]], corpus: Corpus, context: int, tokens: int | None = None
-) -> list[Piece]:
-    """Pieces of at most ``context`` tokens, document after document, until there are ``tokens`` of them.
+def token_ids(tokenize: Callable[[str], Sequence[int]], corpus: Corpus, context: int) -> list[Piece]:
+    """Pieces of at most ``context`` tokens, document after document.
 
     ``tokenize`` gives a text's ids, special tokens included as the model wants them. A piece of one token says nothing
     about a next one and is left out. Raises UsageError where nothing is left.
@@ -185,18 +205,12 @@ def token_ids(
     if context < 2:
         raise UsageError("a context of tokens that predict each other", got=context, wanted="2 or more")
     found: list[Piece] = []
-    total = 0
     for number, document in enumerate(corpus.documents):
         ids = tuple(tokenize(document.text))
         for start in range(0, len(ids), context):
             piece = ids[start : start + context]
-            if tokens is not None:
-                piece = piece[: tokens - total]
             if len(piece) > 1:
                 found.append(Piece(number, document.name, start, piece))
-                total += len(piece)
-            if tokens is not None and tokens - total < 2:
-                return found
     if not found:
         raise UsageError("no piece of two tokens", where=corpus.name, remedy="give longer texts")
     return found
