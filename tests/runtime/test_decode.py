@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tests import toys
 
+from narrowcast import api
 from narrowcast.errors import UsageError
 from narrowcast.kernels.reference import matvec as reference
+from narrowcast.kernels.reference.gemm import bound
 from narrowcast.numbers.formats import FP32
 from narrowcast.runtime import decode
 from narrowcast.runtime.decode import PackedLinear, pack, packed
+from narrowcast.runtime.linear import ScaledLinear
+from narrowcast.runtime.walk import Running
 from narrowcast.tensors.schemes import schemes
 
 
@@ -116,3 +124,49 @@ def test_a_quantized_checkpoint_keeps_its_codes_and_a_plain_one_needs_a_scheme(
         packed(toy)
     with pytest.raises(UsageError, match="unknown scheme"):
         packed(toy, "fp7")
+
+
+@pytest.mark.parametrize("preset", ["fp8_dynamic", "fp8_per_tensor", "fp8_block", "int8", "w4afp8", "mxfp8"])
+def test_layers_with_quantized_inputs_compute_what_the_walk_computes(
+    toy: Path, tmp_path: Path, preset: str
+) -> None:
+    """Both add the same K products under two scales in an order of their own: twice the bound apart, at most."""
+    from narrowcast.cli import main
+
+    assert main(["quantize", str(toy), str(tmp_path / "q"), "--preset", preset, "--json"]) == 0
+    assert_alike(tmp_path / "q")
+
+
+def test_shuffled_columns_are_decoded_in_their_order(tmp_path: Path) -> None:
+    parent, made = toys.llama(tmp_path / "parent", hidden=256, inner=384), tmp_path / "q"
+    api.quantize(parent, made, "w4a16", container="gptq")
+    tensors = load_file(made / "model.safetensors")
+    for name, one in tensors.items():
+        if name.endswith("g_idx"):
+            tensors[name] = one[torch.randperm(len(one), generator=torch.Generator().manual_seed(1))]
+    save_file(tensors, made / "model.safetensors", {"format": "pt"})
+    for file in ("config.json", "quantize_config.json"):
+        said = json.loads((made / file).read_text())
+        said.get("quantization_config", said)["desc_act"] = True
+        (made / file).write_text(json.dumps(said))
+    with Running.open(made) as run:
+        order, _ = run.weights.find("model.layers.0.self_attn.q_proj").columns()
+        assert order is not None
+        assert sorted(order) != list(order)
+    assert_alike(made)
+
+
+def assert_alike(model: Path) -> None:
+    """Every linear of a packed model beside the walk's, for a few rows and for many, in float32."""
+    whole, _ = packed(model, dtype="float32")
+    with Running.open(model, "float32") as run:
+        for i in range(run.depth):
+            for name, linear in run.layer(i).named_modules():
+                if not isinstance(linear, ScaledLinear):
+                    continue
+                other = whole.get_submodule(f"{run.path}.{i}.{name}")
+                for rows in (1, 12):
+                    x = torch.randn(rows, linear.in_features, generator=torch.Generator().manual_seed(rows))
+                    wide, weight = linear.operand(x).decoded().numpy(), linear.weight.decoded().numpy()
+                    allowed = 2 * bound(wide, weight, linear.in_features + 5)
+                    assert (np.abs((other(x) - linear(x)).double().numpy()) <= allowed).all()

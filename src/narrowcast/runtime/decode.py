@@ -35,10 +35,11 @@ from narrowcast.runtime.inputs import Inputs
 from narrowcast.runtime.linear import Seen
 from narrowcast.runtime.outer import Head
 from narrowcast.runtime.product import Operand, product
+from narrowcast.runtime.stored import inputs_of
 from narrowcast.runtime.walk import Running
 from narrowcast.runtime.weights import Weights
 from narrowcast.tensors.packing import Packing, packing
-from narrowcast.tensors.presets import EXCLUDED_ROLES
+from narrowcast.tensors.presets import EXCLUDED_ROLES, LinearScheme
 from narrowcast.tensors.scaling import outer_scale
 from narrowcast.tensors.schemes import Scheme, schemes
 
@@ -178,13 +179,13 @@ class PackedWeights(Weights):
         one = self.find(path)
         offset = self.tensor(f"{path}.bias").float().reshape(-1) if bias else None
         coded = one.coded
-        if coded is not None and coded.how.part("offset") is None and one.columns() == (None, None):
+        if coded is not None and self._stays_packed(one):
             rows = coded.rows(one.checkpoint, 0, coded.shape[0])
             weight = PackedWeight(
                 rows, coded.how.scheme, coded.how.packing, coded.shape[1], coded.outer(one.checkpoint)
             )
             linear = coded.stored.linear
-            inputs = self._inputs(coded, linear) if linear.input is not None else None
+            inputs = inputs_of(one, coded, linear) if linear.input is not None else None
             return self._noted(PackedLinear(path, weight, offset, inputs))
         if coded is None and self.scheme is not None and self._takes(one):
             assert one.dtype is not None
@@ -196,6 +197,13 @@ class PackedWeights(Weights):
         if coded is not None:
             return super().linear(path, bias, shape)
         return _plain(self.tensor(f"{path}.weight"), offset)
+
+    def _stays_packed(self, one: Held) -> bool:
+        """Whether columns lie as they are read, and one scale for a row is all that comes off a product."""
+        assert one.coded is not None
+        asymmetric = one.coded.how.part("input_zero") is not None or _asymmetric(one.coded.stored.linear)
+        plain = one.coded.how.part("offset") is None and all(part is None for part in one.columns())
+        return plain and not asymmetric
 
     def _takes(self, one: Held) -> bool:
         return one.kind == "Linear" and one.role not in EXCLUDED_ROLES
@@ -236,6 +244,10 @@ def _head(name: str, head: Head, scheme: Scheme | None) -> nn.Module:
     if scheme is None:
         return _plain(head.narrow, head.bias)
     return PackedLinear(name, pack(head.narrow.float().numpy(), FP32, scheme), head.bias)
+
+
+def _asymmetric(linear: LinearScheme) -> bool:
+    return linear.input is not None and linear.input.zero is not None
 
 
 def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
