@@ -55,6 +55,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv", metavar="MODES", help="KV cache modes to run as well, comma-separated")
     add("--kv-scales", metavar="STATS", help="statistics of `narrowcast calibrate` for FP8 caches")
     add("--attention", metavar="NAME", help="fp8 or fp8_p448: attention over the codes of FP8 caches")
+    add("--accumulate", metavar="NAME", help="sample sums as tensor cores form them: hopper, ...")
     add("--greedy", type=count, metavar="N", help="prompts to continue greedily (8; 0 for none)")
     add("--retrieval", action="store_true", help="find a fact in filler, by depth and length")
     add("--schema", metavar="FILE", help="a JSON schema that outputs shall fit")

@@ -10,6 +10,7 @@ from narrowcast.report.tables import terminal_width as terminal
 from narrowcast.statistics.bootstrap import Interval
 from narrowcast.studies.evaluation import (
     CacheRow,
+    Clipped,
     Divergence,
     Evaluation,
     Gap,
@@ -17,11 +18,13 @@ from narrowcast.studies.evaluation import (
     Retrieval,
     Side,
     Structured,
+    Sums,
     WorstToken,
 )
 
 FEW = 10  # documents below which intervals are wide for want of documents
 FAULTS = 3  # that are told in full
+SUMS = 6  # rows of the table of sums
 LAYERS = 8  # rows of the table of layers
 
 
@@ -39,6 +42,8 @@ def evaluate_page(found: Evaluation) -> list[str]:
         _greedy(found.greedy),
         _retrieval(found.retrieval),
         _structured(found.structured),
+        _sums(found.sums),
+        _clipped(found.clipped),
         _notes(found),
     ]
     return [line for block in blocks if block for line in (*block, "")][:-1]
@@ -242,6 +247,37 @@ def _structured(found: Structured | None) -> list[str]:
     ]
     titles = (f"of {found.prompts} outputs", "parent", "child")
     return [*table(titles, rows, "lrr"), *hanging(f"{found.says}.")]
+
+
+def _sums(sums: Sequence[Sums]) -> list[str]:
+    """The linears whose sums err most, and why others were not summed."""
+    rows = sorted((one for one in sums if one.error is not None), key=lambda one: -(one.error or 0.0))[:SUMS]
+    cells = [
+        (one.name, str(one.k), *(_small(x) for x in (one.noise, one.error, one.likely, one.worst)))
+        for one in rows
+    ]
+    head = ("linear", "terms", "noise", "error", "unbiased", "bound")
+    lines = table(head, cells, "<>>>>>") if cells else []
+    if rows:
+        names = sorted({one.how for one in rows})
+        lines = hanging(f"sums as {', '.join(names)} would form them, worst first of {len(sums)}") + lines
+        lines += hanging("error: largest over outputs, of Σ|x||w|; noise: rms, of the outputs")
+    reasons = sorted({one.said for one in sums if one.said})
+    return lines + [line for reason in reasons for line in hanging(f"note: {reason}")]
+
+
+def _small(x: float | None) -> str:
+    return "" if x is None else f"{x:.1e}" if isfinite(x) else "none"
+
+
+def _clipped(rows: Sequence[Clipped]) -> list[str]:
+    if not rows:
+        return []
+    told = ", ".join(f"{one.name} {percent(one.share)}" for one in rows[:FAULTS])
+    more = f", and {len(rows) - FAULTS} more" if len(rows) > FAULTS else ""
+    return hanging(
+        f"stored input scales clip in {len(rows)} linears: {told}{more}; calibrate on text like this"
+    )
 
 
 def _of(count: int | None) -> str:

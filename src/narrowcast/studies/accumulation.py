@@ -15,7 +15,6 @@ to 16 bit first: those rows say so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,6 +39,7 @@ from narrowcast.numbers.formats import BF16, E8M0, FP16, FP32, Kind
 from narrowcast.runtime.linear import ScaledLinear
 from narrowcast.runtime.quantizing import quantized
 from narrowcast.runtime.walk import Running
+from narrowcast.studies.evaluation import Sums
 from narrowcast.tensors.packing import unpack
 from narrowcast.tensors.qtensor import QTensor
 from narrowcast.tensors.schemes import Scheme
@@ -49,21 +49,10 @@ UNITS = {"bf16": 2.0**-8, "fp32": UNIT, "fp32_pairwise": UNIT, "exact": 0.0}
 F32, F64 = NDArray[np.float32], NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Sums:
-    """One linear's sampled sums. ``error`` is the largest over outputs and ``noise`` the root mean square error as a
-    share of the outputs' own; ``worst`` bounds ``error``; ``likely`` is what unbiased rounding would stay below, where
-    the accumulator has a model. ``said`` is why nothing was computed, and then the numbers are None."""
-
-    name: str
-    how: str
-    k: int
-    steps: int = 0
-    error: float | None = None
-    noise: float | None = None
-    worst: float | None = None
-    likely: float | None = None
-    said: str = ""
+def check_name(name: str) -> None:
+    """Refuse an accumulator that does not exist."""
+    if name not in PLAIN:
+        core(name, "fp8")
 
 
 @torch.inference_mode()
@@ -72,8 +61,7 @@ def sampled(run: Running, ids: Sequence[int], name: str, layers: int = LAYERS) -
 
     Raises UsageError for an unknown name.
     """
-    if name not in PLAIN:
-        core(name, "fp8")
+    check_name(name)
     state = run.begin(torch.tensor(ids))
     chosen = set(np.linspace(0, run.depth - 1, min(layers, run.depth)).round().astype(int).tolist())
     found: list[Sums] = []
@@ -186,9 +174,8 @@ def _one(
     how: Core | None = None
     if name not in PLAIN:
         if kind not in CORES[name.split("_")[0]]:
-            return row(
-                how=name, said=f"{name.split('_')[0]} has no tensor core for it; engines decode it first"
-            )  # type: ignore[no-any-return]
+            said = f"{name.split('_')[0]} has no tensor core for it; engines decode it first"
+            return row(how=name, said=said)  # type: ignore[no-any-return]
         how = core(name, kind)
     a, b = (x, w) if scales is None else (x * _spread(scales.x, scales), w * _spread(scales.w, scales))
     exact, got, size = (np.zeros((len(x), len(w))) for _ in range(3))
@@ -199,15 +186,16 @@ def _one(
             summed = plain_sum(a[:, part], b[:, part], name)
         else:
             summed = tensor_core(x[:, part], w[:, part], how, smallest, scales)
-        wide = np.float64 if name == "exact" else np.float32  # what sums and scales are multiplied and added in
+        wide = (
+            np.float64 if name == "exact" else np.float32
+        )  # what sums and scales are multiplied and added in
         got = (got.astype(wide) + summed.astype(wide) * factor).astype(np.float64)
         exact += plain_sum(a[:, part], b[:, part], "exact") * factor.astype(np.float64)
         size += plain_sum(abs(a[:, part]), abs(b[:, part]), "exact") * factor.astype(np.float64)
     longest = max(end - first for first, end in zip(edges, [*edges[1:], x.shape[1]], strict=True))
     error = np.abs(got - exact)
-    after = worst_case(
-        len(edges) + 2, UNIT
-    )  # the scales' product, their product with a sum, and the sums of stretches
+    # The scales' product, their product with a sum, and the sums of stretches.
+    after = worst_case(len(edges) + 2, UNIT)
     worst = how.worst(longest) if how is not None else worst_case(longest, UNITS[name])
     steps = how.steps(longest) if how is not None else longest
     return row(  # type: ignore[no-any-return]

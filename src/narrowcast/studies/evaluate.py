@@ -21,17 +21,21 @@ from time import monotonic
 from typing import Any
 
 import torch
+from torch import nn
 
 from narrowcast.errors import IncomparableError
 from narrowcast.jobs.stream import ProgressFactory, Silent
 from narrowcast.runtime.caches import CacheFactory
 from narrowcast.runtime.lanes import Lane, together
+from narrowcast.runtime.linear import ScaledLinear, Seen
 from narrowcast.runtime.walk import Running
+from narrowcast.studies.accumulation import check_name, sampled
 from narrowcast.studies.continuations import continued
 from narrowcast.studies.divergence import Drift
 from narrowcast.studies.evaluation import (
     Asked,
     CacheRow,
+    Clipped,
     Evaluation,
     Gap,
     Side,
@@ -64,6 +68,7 @@ class Options:
     retrieval: bool = False
     schema: str | Path | None = None
     stream: bool = False
+    accumulate: str | None = None
     asked: Asked = field(default_factory=Asked)
 
 
@@ -118,6 +123,8 @@ def evaluate(
     for NaN.
     """
     start, options = monotonic(), options or Options()
+    if options.accumulate is not None:
+        check_name(options.accumulate)
     corpus = read(text)
     if options.schema is not None:
         read_schema(options.schema)  # before the work, not after it
@@ -135,6 +142,8 @@ def evaluate(
             gap=gap,
             caches=_caches(lanes),
             divergence=divergence(walked.drift.layers(), walked.local, gap) if gap is not None else None,
+            sums=tuple(sampled(runs["child"], tokens.pieces[0].ids, options.accumulate)) if options.accumulate else (),
+            clipped=walked.clipped(),
             asked=options.asked,
             notes=(*walked.notes, *_notes(runs)),
             **_written(runs, tokens, options, progress),
@@ -164,6 +173,14 @@ class _Walked:
     drift: Drift
     local: Local | None
     notes: list[str] = field(default_factory=list)
+    seen: dict[str, Seen] = field(default_factory=dict)  # by linears with a stored input scale
+
+    def clipped(self) -> tuple[Clipped, ...]:
+        """Linears whose stored input scale was too small, worst first."""
+        shares = [
+            Clipped(name, seen.clipped / seen.elements) for name, seen in self.seen.items() if seen.clipped
+        ]
+        return tuple(sorted(shares, key=lambda one: -one.share))
 
 
 def _walk(
@@ -180,10 +197,18 @@ def _walk(
         _Lanes(runs, caches), Drift(tuple(runs), tokens.pieces),
         Local(runs["parent"], runs["child"], tokens.pieces) if two else None,
     )  # fmt: skip
+
+    def prepare(i: int, run: Running, layer: nn.Module) -> None:
+        if run is runs["child"]:
+            linears = [one for one in layer.modules() if isinstance(one, ScaledLinear)]
+            stored = [one for one in linears if one.inputs is not None and one.inputs.static is not None]
+            found.seen.update({one.name: one.seen for one in stored})
+        if found.local is not None:
+            found.local.prepare(i, run, layer)
+
     walked = together(
-        lanes, tokens.pieces, prepare=found.local.prepare if found.local is not None else None,
-        after=found.drift.after, progress=progress, spool=gettempdir() if options.stream else None,
-        told=found.notes.append,
+        lanes, tokens.pieces, prepare=prepare, after=found.drift.after, progress=progress,
+        spool=gettempdir() if options.stream else None, told=found.notes.append,
     )  # fmt: skip
     for piece, logits in zip(tokens.pieces, walked, strict=True):
         named = {lane.name: rows[:-1] for lane, rows in zip(lanes, logits, strict=True)}

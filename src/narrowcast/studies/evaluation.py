@@ -5,6 +5,7 @@
     layers           where the hidden states part;  fault: what the format cannot explain
     caches           the child again under quantized KV caches
     greedy, retrieval, structured     what the models write and find
+    sums, clipped                     what the child's accumulators add, and what its stored input scales lose
 
 Every mean is Σ sums / Σ counts over documents with an interval over documents. The verdict is one sentence and an exit
 code: 0 fine, 1 worse than was asked for, 4 undecided.
@@ -225,6 +226,32 @@ class Structured:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """One linear's sampled sums under an accumulator. ``error`` is the largest over outputs, as a share of Σ|x|·|w|;
+    ``noise`` the root mean square error as a share of the outputs' own; ``worst`` bounds ``error``; ``likely`` is what
+    unbiased rounding would stay below, where the accumulator has a model. ``said`` is why nothing was computed, and
+    then the numbers are None."""
+
+    name: str
+    how: str
+    k: int
+    steps: int = 0
+    error: float | None = None
+    noise: float | None = None
+    worst: float | None = None
+    likely: float | None = None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """A linear whose stored input scale could not hold ``share`` of the inputs that it saw."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True)
 class Asked:
     """Limits that the caller set: the mean KL that is allowed, the top-1 agreement that is wanted."""
 
@@ -254,6 +281,8 @@ class Evaluation:
     greedy: Greedy | None = None
     retrieval: Retrieval | None = None
     structured: Structured | None = None
+    sums: tuple[Sums, ...] = ()
+    clipped: tuple[Clipped, ...] = ()
     asked: Asked = field(default_factory=Asked)
     notes: tuple[str, ...] = ()
     seconds: float = 0.0

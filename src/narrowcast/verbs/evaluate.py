@@ -44,6 +44,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
             retrieval=args.retrieval,
             schema=args.schema,
             stream=args.stream,
+            accumulate=args.accumulate,
             asked=Asked(args.max_kl, args.min_top1),
         ),
         progress=lambda total, label: Progress(total, label, quiet=quiet, unit="steps"),

@@ -83,6 +83,7 @@ CORES: Mapping[str, Mapping[str, Core]] = {
     },
 }  # fmt: skip
 PROMOTED = 128
+ODDS = 1e-3  # of more than the probable error
 PLAIN = ("exact", "fp32", "fp32_pairwise", "bf16")
 NAMES = (*PLAIN, *CORES, *(f"{name}_promoted" for name in ("ada", "hopper")))
 
@@ -224,8 +225,8 @@ def worst_case(n: int, unit: float) -> float:
     return n * unit / (1 - n * unit) if n * unit < 1 else float("inf")
 
 
-def probable(n: int, unit: float, odds: float = 1e-3) -> float:
-    """exp(λ·√n·u + n·u² / (1 - u)) - 1: what n independent roundings of mean zero exceed with ``odds`` at most, where
-    2n·exp(-λ²(1 - u)² / 2) = odds. Truncation has no mean of zero: its errors add up, and may exceed this."""
-    scale = sqrt(2 * np.log(2 * n / odds)) / (1 - unit)
+def probable(n: int, unit: float) -> float:
+    """exp(λ·√n·u + n·u² / (1 - u)) - 1: what n independent roundings of mean zero exceed with ``ODDS`` at most, where
+    2n·exp(-λ²(1 - u)² / 2) = ODDS. Truncation has no mean of zero: its errors add up, and may exceed this."""
+    scale = sqrt(2 * np.log(2 * n / ODDS)) / (1 - unit)
     return exp(scale * sqrt(n) * unit + n * unit**2 / (1 - unit)) - 1
