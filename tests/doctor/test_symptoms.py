@@ -72,12 +72,12 @@ TEXTS = [
     for text in (cause.check, cause.remedy, cause.why)
 ]
 TEXTS += [text for row in (*COMPLAINTS, *CONJUNCTIONS) for text in (row.said, row.consequence, row.remedy)]
-VERBS = {"audit", "compare", "convert", "doctor", "inspect", "quantize", "repair"}
+VERBS = {"audit", "calibrate-kv", "compare", "convert", "doctor", "inspect", "quantize", "repair"}
 
 
 def test_commands_exist() -> None:
     for text in TEXTS:
-        for verb in re.findall(r"`narrowcast (\w+)", text):
+        for verb in re.findall(r"`narrowcast ([\w-]+)", text):
             assert verb in VERBS, text
         for preset in re.findall(r"--preset (\w+)", text):
             assert preset == "NAME" or preset in presets, text
@@ -116,7 +116,7 @@ SGLANG_FLAGS = {
     "--quantization-param-path",
     "--tp",
 }
-OURS = {"--against", "--dry-run", "--for", "--gpu", "--min-sqnr", "--preset", "--symptom", "--to"}
+OURS = {"--against", "--dry-run", "--for", "--gpu", "--min-sqnr", "--preset", "--symptom", "--text", "--to"}
 
 
 def test_flags_exist() -> None:

@@ -27,7 +27,7 @@ from narrowcast.store.checkpoint import text_config
 
 __all__ = ["cache_advice", "cache_sample"]
 
-CALIBRATE = "calibrate the cache with real text (llm-compressor's kv_cache_scheme, ModelOpt's FP8_KV_CFG)"
+CALIBRATE = "`narrowcast calibrate-kv MODEL OUT --text FILE` makes scales from real text"
 _KEYS = re.compile(r"^(.*)\.(k_proj|kv_a_proj_with_mqa|qkv_proj|wkv|wk|Wqkv|query_key_value|c_attn)$")
 _TOWER = re.compile(r"vision|visual|audio|encoder", re.IGNORECASE)
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -100,8 +100,8 @@ def missing_cache_scales(subject: Subject) -> Iterator[Finding]:
     What: a KV cache scheme in the config, and no k_scale and v_scale in any shard.
     Why: engines take 1.0. Keys above 448 saturate in E4M3, and families with large keys (Qwen2 and its kin) lose the
     answer on long prompts first.
-    Fix: calibrate the cache; or serve with a 16-bit cache; or, where 1.0 was measured to do, write it into the file
-    (`narrowcast repair`), so that it is a choice.
+    Fix: calibrate the cache (`narrowcast calibrate-kv`); or serve with a 16-bit cache; or, where 1.0 was measured to
+    do, write it into the file (`narrowcast repair`), so that it is a choice.
     False alarm: a cache with scales made on the fly, which the engine was told by a flag.
     """
     wanted = asked(subject)
@@ -119,7 +119,8 @@ def unity_cache_scale(subject: Subject) -> Iterator[Finding]:
     What: a stored k_scale or v_scale is 1.0, which calibration yields only for an amax of 448 sharp.
     Why: it is what an exporter writes that never saw data, and what ModelOpt's older path clamps to. Keys above 448
     saturate.
-    Fix: calibrate the cache, or serve with a 16-bit one. vLLM warns of such a scale as of a missing one.
+    Fix: calibrate the cache (`narrowcast calibrate-kv`), or serve with a 16-bit one. vLLM warns of such a scale as of a
+    missing one.
     False alarm: a scale of 1.0 that was measured to do, or was written by `narrowcast repair` when told to.
     """
     for tensor in _unique(subject):

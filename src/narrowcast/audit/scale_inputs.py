@@ -23,7 +23,10 @@ _EXPERT = re.compile(r"^(.*experts)\.(\d+)\.([\w.]+)$")
 INPUTS = (".input_scale", ".input_global_scale", ".input_scale_2")
 SMALL, LARGE = 1e-3, 1e5
 MANY, LAYERS = 8, 3  # so many matrices of so many layers do not have one amax by chance
-CALIBRATE = "calibrate again with real text (llm-compressor, ModelOpt), or use a preset with dynamic inputs"
+CALIBRATE = (
+    "quantize the parent again with scales from real text (`narrowcast calibrate`, `quantize --stats`), or use a "
+    "preset with dynamic inputs"
+)
 
 
 @rule("NC160", "error")
@@ -66,7 +69,7 @@ def uncalibrated_input_scale(subject: Subject) -> Iterator[Finding]:
     What: a static input scale is exactly 1.0, or eight and more matrices of three and more layers all have one value.
     Why: 1.0 is what engines and libraries begin with. Inputs above 448 clip (above 2688 for NVFP4), and small ones are
     left with few codes.
-    Fix: calibrate, or use dynamic inputs.
+    Fix: calibrate (`narrowcast calibrate`), or use dynamic inputs.
     False alarm: a scale of 1.0 by choice, with inputs that are known to lie within the format.
     """
     inputs = {name: one.input for name, one in subject.matrices.items() if one.input is not None}

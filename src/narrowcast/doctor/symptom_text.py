@@ -33,7 +33,8 @@ _KV_SCALE = Cause(
     "most.",
     "`narrowcast doctor LOG` (kv-fp8-without-scales, kv-fp8-unquantized, kv-scale-one, kv-scale-missing); the same "
     "prompt with --kv-cache-dtype auto",
-    "calibrated k_scale and v_scale, or --kv-cache-dtype auto, or fp8_per_token_head on vLLM",
+    "calibrated k_scale and v_scale (`narrowcast calibrate-kv`), or --kv-cache-dtype auto, or fp8_per_token_head on "
+    "vLLM",
 )
 _FUSED = Cause(
     "fused layers with different outer scales",
@@ -183,7 +184,7 @@ TEXT = (
     Symptom(
         "long-prompts",
         "right for short prompts, wrong for long ones",
-        "long prompt context length degrade needle retrieval short fine 8k 32k beyond",
+        "long prompt context length degrade needle retrieval short fine 8k 32k beyond kv cache",
         (
             _KV_SCALE,
             Cause(

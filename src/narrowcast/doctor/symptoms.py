@@ -20,7 +20,7 @@ __all__ = ["Cause", "Symptom", "find", "symptoms"]
 
 symptoms: Mapping[str, Symptom] = MappingProxyType({row.name: row for row in (*TEXT, *LOADING)})
 
-_WORD = re.compile(r"[a-z0-9]+")
+_WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+)*")  # 1.0 is one word
 # What people paste is seldom a word.
 _PASTED = (
     (re.compile(r"!{2,}|^\s*!\s*$"), " exclamation "),

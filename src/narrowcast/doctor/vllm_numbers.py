@@ -7,9 +7,9 @@ from narrowcast.doctor.rows import SGLANG, VLLM, Complaint
 _QUANT = "vLLM 0.32 model_executor/layers/quantization/"
 _LOADER = "vLLM 0.32 model_executor/model_loader/"
 CALIBRATED = (
-    "Use a checkpoint with calibrated k_scale and v_scale; or --kv-cache-dtype auto; or, without "
-    "calibration, "
-    "--kv-cache-dtype fp8_per_token_head, where the backend has it."
+    "`narrowcast calibrate-kv MODEL OUT --text FILE` gives it k_scale and v_scale made from text; or "
+    "--kv-cache-dtype auto; or, without calibration, --kv-cache-dtype fp8_per_token_head, where the backend "
+    "has it."
 )
 _ONE_SCALE = (
     "The parts keep codes made for their own scales and are decoded with one of them: the others come out "

@@ -78,11 +78,23 @@ def weigh(plan: Plan) -> list[tuple[str, str]]:
     """The forecast: coverage, size, memory, readers."""
     smaller = f"{percent(plan.forecast_bytes / plan.source_bytes)} of {size(plan.source_bytes)}"
     return [
+        ("scales", _calibrated(plan)),
         ("coverage", _coverage(plan)),
         ("size", f"{plan.forecast_bytes:,} bytes ({size(plan.forecast_bytes)}, {smaller})"),
         ("memory", f"about {size(plan.peak_memory)} at most"),
         ("loaded by", _loaders(plan)),
     ]
+
+
+def _calibrated(plan: Plan) -> str:
+    """Which scales came from statistics, and from how much text; nothing where none did."""
+    if plan.calibration is None:
+        return ""
+    inputs = any(unit.linear is not None and unit.linear.calibrated for unit in plan.units)
+    cache = plan.calibration["kv"]
+    what = " and ".join(["static inputs"] * inputs + [f"an {cache} KV cache"] * (cache is not None))
+    tokens = sum(text["tokens"] for text in plan.calibration["texts"])
+    return f"of {what}, from {plan.calibration['stat']} over {tokens:,} tokens"
 
 
 def _coverage(plan: Plan) -> str:
@@ -163,6 +175,7 @@ def outcome(result: Result, checked: str = CHECKED) -> list[tuple[str, str]]:
     share = percent(result.bytes / plan.source_bytes)
     speed = f", {rate(plan.source_bytes / total)}" if total else ""
     return [
+        ("scales", _calibrated(plan)),
         ("coverage", _coverage(plan)),
         ("size", f"{result.bytes:,} bytes ({size(result.bytes)}, {share} of {size(plan.source_bytes)})"),
         ("time", f"{seconds(total)}{speed} ({', '.join(phases)})"),
