@@ -17,7 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from narrowcast.errors import IncomparableError, UsageError
+from narrowcast.errors import CheckpointError, IncomparableError, UsageError
 from narrowcast.runtime.walk import Running
 from narrowcast.texts.documents import Corpus, Piece, token_ids
 
@@ -55,9 +55,14 @@ def tokenizer_of(run: Running) -> Any:
 
     try:
         found = AutoTokenizer.from_pretrained(root, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        said = str(error).split("\n")[0][:200]
-        raise UsageError("transformers cannot read the tokenizer", where=root, got=said) from error
+    except Exception as error:  # whatever a damaged file makes it do
+        said = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+        raise CheckpointError(
+            "transformers cannot read the tokenizer",
+            where=root,
+            got=said,
+            remedy="copy the tokenizer files again",
+        ) from error
     found.model_max_length = 1 << 40  # texts are cut here, not there
     return found
 
@@ -124,10 +129,10 @@ def _pieces(
     by_document: list[list[Piece]] = []
     beginnings = 0
     for number, document in enumerate(corpus.documents):
-        if len(document.text.split()) < 2:
+        own = tokenize(document.text)
+        if len(own) < 2:
             continue
-        alone = Corpus(corpus.name, (document,))
-        parts = token_ids(tokenize, alone, context)
+        parts = token_ids({document.text: own}.__getitem__, Corpus(corpus.name, (document,)), context)
         by_document.append([Piece(number, part.name, part.start, part.ids) for part in parts])
         beginnings += len(parts[0].ids)
         if beginnings >= tokens:
