@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from narrowcast.errors import IncomparableError, UsageError
 from narrowcast.jobs.quantize import quantize
 from narrowcast.statistics.bootstrap import Interval
 from narrowcast.studies.calibrate import calibrate
+from narrowcast.studies.calibrate_kv import calibrate_kv, save_overlay
 from narrowcast.studies.evaluate import Options, evaluate
 from narrowcast.studies.evaluation import Asked, Evaluation, Gap, Histogram, Percentiles
 from narrowcast.studies.measure import Beside, kl_rows
@@ -222,6 +224,24 @@ def test_fp8_caches_with_every_kind_of_scale_and_attention(
         evaluate(child, parent, text=files, options=Options(caches=("mxfp8",), attention="fp8"))
 
 
+def test_scales_of_another_model_are_refused(parent: Path, child: Path, files: list[str]) -> None:
+    """Another model of the very same shape: its scales would fit and mean nothing."""
+    stats = parent.parent / "other.stats"
+    calibrate(toys.llama(parent.parent / "alike", seed=7), stats, files, tokens=None)
+    options = Options(tokens=None, context=40, greedy=0, caches=("fp8_e4m3",), scales=stats)
+    with pytest.raises(UsageError, match="of another model"):
+        evaluate(child, parent, text=files, options=options)
+
+
+def test_an_overlay_brings_scales_for_its_own_mode(parent: Path, child: Path, files: list[str]) -> None:
+    overlay = save_overlay(calibrate_kv(parent, files, measure=0), parent.parent / "kv.overlay")
+    options = Options(tokens=None, context=40, greedy=0, caches=("fp8_e4m3",), scales=overlay)
+    found = evaluate(child, parent, text=files, options=options)
+    assert [row.mode for row in found.caches] == ["fp8_e4m3, unity", "fp8_e4m3, computed"]
+    with pytest.raises(UsageError, match="for another cache mode"):
+        evaluate(child, parent, text=files, options=replace(options, caches=("fp8_head",)))
+
+
 def test_an_online_scheme_is_judged_beside_the_model_itself(
     parent: Path, child: Path, files: list[str]
 ) -> None:
@@ -272,7 +292,7 @@ def test_verdicts() -> None:
     assert verdict(Asked(min_top1=0.999), kl) == ("worse", 1)
     assert verdict(Asked(max_kl=0.01, min_top1=0.999), kl) == ("worse", 1)  # the worst of both
     assert verdict(Asked(), kl) == ("measured", 0)
-    assert verdict(Asked(), kl, interval(0.01, -0.01, 0.03)) == ("no difference shown", 0)
+    assert verdict(Asked(), kl, interval(0.01, -0.01, 0.03)) == ("measured", 0)
 
 
 def test_logits_are_let_go() -> None:

@@ -2,7 +2,7 @@
 
     unity      no scale: 1.0, what engines take where a checkpoint brings none
     stored     the checkpoint's own
-    computed   from statistics of ``narrowcast calibrate``
+    computed   from statistics of ``narrowcast calibrate``, or an overlay of ``narrowcast calibrate-kv``
 
 A mode that takes no scale beforehand is one lane. Attention in FP8 reads the codes of an FP8 cache, so it needs a model
 of its own that attends so, and is one more lane for each of those caches.
@@ -20,7 +20,8 @@ import numpy as np
 
 from narrowcast.containers.spelling import widened
 from narrowcast.errors import UsageError
-from narrowcast.jobs.cache_scales import CacheScales
+from narrowcast.jobs.cache_scales import CacheScales, read_overlay
+from narrowcast.jobs.fingerprint import fingerprint, kinship
 from narrowcast.jobs.stats import read
 from narrowcast.runtime.attend import attend_in
 from narrowcast.runtime.caches import CacheFactory, KVScales, cache_mode
@@ -92,8 +93,19 @@ def _scaled(child: Running, mode: str, file: str | Path | None) -> Iterator[tupl
     if stored is not None and all(scale.size == 1 for scale in stored.k.values()):
         yield f"{mode}, stored", stored
     if file is not None:
-        made = CacheScales.of(read(file), STATISTIC, OF_E4M3[mode])
+        made = _of_file(child, mode, file)
         yield f"{mode}, computed", KVScales(k=made.by_layer("k"), v=made.by_layer("v"))
+
+
+def _of_file(child: Running, mode: str, file: str | Path) -> CacheScales:
+    """Scales from statistics or an overlay, of this model or its parent. UsageError for any other's."""
+    given = read_overlay(file)
+    made = given if given is not None else CacheScales.of(read(file), STATISTIC, OF_E4M3[mode])
+    made.check_model(fingerprint(child.opened.checkpoint), kinship(child.opened), child.root)
+    if made.kv != OF_E4M3[mode]:
+        fits = next(name for name, kv in OF_E4M3.items() if kv == made.kv)
+        raise UsageError("these scales are for another cache mode", where=file, got=mode, wanted=fits)
+    return made
 
 
 def stored_scales(run: Running) -> KVScales | None:
