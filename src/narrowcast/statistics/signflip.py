@@ -17,7 +17,7 @@ DRAWN = 19_999
 _AT_ONCE = 1 << 22
 
 
-def sign_flip_p(differences: ArrayLike, seed: int = 0) -> float:
+def sign_flip_p(differences: ArrayLike) -> float:
     """Two-sided p of finite ``differences`` [units]; 1 where none differs. The same input gives the same p."""
     units = np.asarray(differences, np.float64)
     units = units[units != 0]
@@ -29,7 +29,7 @@ def sign_flip_p(differences: ArrayLike, seed: int = 0) -> float:
     if len(units) <= ALL:
         signs = (np.arange(1 << len(units))[:, None] >> np.arange(len(units)) & 1) * 2.0 - 1
         return float(np.mean(np.abs(signs @ units) >= seen))
-    rng, hits, step = np.random.default_rng(seed), 0, max(1, _AT_ONCE // len(units))
+    rng, hits, step = np.random.default_rng(0), 0, max(1, _AT_ONCE // len(units))
     for start in range(0, DRAWN, step):
         rows = min(step, DRAWN - start)
         hits += int(np.count_nonzero(np.abs(_flipped(units, rows, rng)) >= seen))

@@ -24,9 +24,9 @@ from narrowcast.texts.documents import Piece
 PROMPT, WRITTEN = 32, 32  # tokens
 
 
-def prompts(pieces: Sequence[Piece], count: int, length: int = PROMPT) -> list[Piece]:
+def prompts(pieces: Sequence[Piece], count: int) -> list[Piece]:
     """The beginnings of ``count`` documents that are long enough."""
-    return [piece for piece in pieces if piece.start == 0 and len(piece.ids) >= length][:count]
+    return [piece for piece in pieces if piece.start == 0 and len(piece.ids) >= PROMPT][:count]
 
 
 @torch.inference_mode()
@@ -44,7 +44,7 @@ def write(model: Any, ids: torch.Tensor, count: int) -> tuple[torch.Tensor, torc
     return torch.cat(tokens, dim=1), torch.stack(margins, dim=1)
 
 
-def continued(models: Sequence[Running], tokens: Tokens, count: int, length: int = WRITTEN) -> Greedy | None:
+def continued(models: Sequence[Running], tokens: Tokens, count: int) -> Greedy | None:
     """Continuations of ``count`` prompts by parent and child, one model in memory at a time; None without prompts."""
     chosen = prompts(tokens.pieces, count)
     if not chosen:
@@ -53,7 +53,7 @@ def continued(models: Sequence[Running], tokens: Tokens, count: int, length: int
     written = []
     for run in models:
         model = run.resident()
-        written.append(write(model, ids, length))
+        written.append(write(model, ids, WRITTEN))
         del model
     (parent, margins), (child, _) = written
     ends = end_tokens(models[0])
@@ -63,7 +63,7 @@ def continued(models: Sequence[Running], tokens: Tokens, count: int, length: int
     ]
     firsts = [row.first for row in rows if row.first is not None]
     return Greedy(
-        length, PROMPT, sum(row.first is None for row in rows), tuple(rows),
+        WRITTEN, PROMPT, sum(row.first is None for row in rows), tuple(rows),
         float(np.median(firsts)) if firsts else None,
     )  # fmt: skip
 

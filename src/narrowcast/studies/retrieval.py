@@ -36,10 +36,10 @@ FILLER = (
 )
 
 
-def lengths_of(run: Running, asked: Sequence[int] = LENGTHS) -> list[int]:
+def lengths_of(run: Running) -> list[int]:
     """Lengths that the model has positions for."""
-    allowed = int(getattr(run.config, "max_position_embeddings", 0) or max(asked))
-    return [length for length in asked if length <= allowed] or [allowed]
+    allowed = int(getattr(run.config, "max_position_embeddings", 0) or max(LENGTHS))
+    return [length for length in LENGTHS if length <= allowed] or [allowed]
 
 
 def tasks(tokens: Tokens, length: int, depth: float) -> list[tuple[list[int], list[list[int]]]]:
