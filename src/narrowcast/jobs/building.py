@@ -66,14 +66,9 @@ class Builder:
     """Collects the units of a job and lays them out in shards of ``container``."""
 
     def __init__(
-        self,
-        opened: Opened,
-        container: Container,
-        *,
-        strict: bool = False,
-        requantize: bool = False,
+        self, opened: Opened, container: Container, *, strict: bool = False, requantize: bool = False,
         calibration: Calibration | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.opened, self.container, self.strict, self.requantize = opened, container, strict, requantize
         self.calibration = calibration
         self.checkpoint, self.modules = opened.checkpoint, opened.modules
@@ -178,16 +173,12 @@ class Builder:
         if isinstance(source, Coded):
             how = self._ordered(source, how)
             step = self._step(name, source, how)
-            if step == "recode":
-                statics = source.how.statics(self.checkpoint, source.place, source.shape)
-                for piece in statics.keys() & UNWRITTEN.keys() - {part.piece for part in how.parts}:
-                    self.left_out.setdefault(piece, []).append(name)
-            elif linear.calibrated:
+            statics = self._moved(name, source, how) if step == "recode" else {}
+            if step == "quantize" and linear.calibrated:
                 raise UsageError(
-                    f"{name} takes an input scale that was found for its old weight",
-                    where=self.checkpoint.root,
+                    f"{name} takes an input scale that was found for its old weight", where=self.checkpoint.root,
                     remedy="--preset with a scheme whose inputs are quantized on the fly",
-                )
+                )  # fmt: skip
             dtype = FP32
         else:
             if linear.input is not None and linear.calibrated and self.calibration is not None:
@@ -204,12 +195,18 @@ class Builder:
                 f"{name} has no scale for its weight in eight bits, which {how.format} asks for",
                 where=self.checkpoint.root, remedy="--preset w4a16",
             )  # fmt: skip
-        place = Place(
-            name, source.shape[0]
-        )  # its own tensors, until ``shards`` knows what the container stacks
+        # Its own tensors, until ``shards`` knows what the container stacks.
+        place = Place(name, source.shape[0])
         self.units.append(
             Unit(name, source, str(module.role), dtype, carrier, how, place, linear, step, statics)
         )
+
+    def _moved(self, name: str, source: Coded, how: Spelling) -> dict[str, Array]:
+        """What goes along with codes that are not rounded again; what has no place in ``how`` is noted."""
+        statics = source.how.statics(self.checkpoint, source.place, source.shape)
+        for piece in statics.keys() & UNWRITTEN.keys() - {part.piece for part in how.parts}:
+            self.left_out.setdefault(piece, []).append(name)
+        return statics
 
     def _ordered(self, source: Coded, how: Spelling) -> Spelling:
         """The spelling that keeps a source's order of columns, where codes move and the container can say it."""
@@ -220,14 +217,10 @@ class Builder:
 
     def _step(self, name: str, source: Coded, how: Spelling) -> Step:
         """How a quantized matrix gets into another spelling; UsageError where that would round and nobody asked."""
-        reason = next(
-            (
-                why
-                for piece, why in IMMOVABLE.items()
-                if source.how.part(piece) is not None and how.part(piece) is None
-            ),
-            None,
-        )
+        stuck = [
+            piece for piece in IMMOVABLE if source.how.part(piece) is not None and how.part(piece) is None
+        ]
+        reason = IMMOVABLE[stuck[0]] if stuck else None
         if reason is None and not same_storage(source.how.scheme, how.scheme):
             reason = possible(source.how.scheme, how.scheme)
         if reason is None:

@@ -162,12 +162,7 @@ def verdict(
     ``metric`` (or several with commas: the first that a task has), ``filter`` and ``k`` choose among the scores that
     the files hold. Raises UsageError for what cannot be asked, InputError for files that hold something else.
     """
-    if not 0 < effect < 1:
-        raise UsageError(
-            "an effect is a change of a share", got=effect, wanted="between 0 and 1, 0.02 for 2 points"
-        )
-    if not 0.5 <= confidence < 1:
-        raise UsageError("not a confidence", got=confidence, wanted="from 0.5 to below 1, such as 0.95")
+    _check(effect, confidence)
     asked = Asked(metric, filter, cluster, k)
     sides = aligned(read(a, asked), read(b, asked))
     pairs, refusals = paired(*sides)
@@ -190,6 +185,15 @@ def verdict(
         tasks = tuple(replace(row, adjusted_p=p) for row, p in zip(rows, adjusted, strict=True))
     judged = Verdict(Reading.UNDECIDED, paths, whole, tasks, (), effect, confidence, same, tuple(notes))
     return replace(judged, reading=_reading(judged, whole))
+
+
+def _check(effect: float, confidence: float) -> None:
+    if not 0 < effect < 1:
+        raise UsageError(
+            "an effect is a change of a share", got=effect, wanted="between 0 and 1, 0.02 for 2 points"
+        )
+    if not 0.5 <= confidence < 1:
+        raise UsageError("not a confidence", got=confidence, wanted="from 0.5 to below 1, such as 0.95")
 
 
 def _reading(judged: Verdict, whole: Row) -> Reading:
