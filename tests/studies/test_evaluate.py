@@ -167,6 +167,19 @@ def test_a_second_bos_is_refused(parent: Path, child: Path, files: list[str]) ->
     assert caught.value.exit_code == 4
 
 
+@pytest.mark.parametrize("other", [{"num_hidden_layers": 1}, {"hidden_size": 32}])
+def test_models_of_other_sizes_are_no_pair(
+    parent: Path, tmp_path: Path, files: list[str], other: dict[str, int]
+) -> None:
+    small = tmp_path / "small"
+    config = transformers.AutoConfig.from_pretrained(parent)
+    config.update(other)
+    toys._save(small, transformers.AutoModelForCausalLM.from_config(config))
+    for child, against in ((small, parent), (parent, small)):
+        with pytest.raises(IncomparableError, match="not of one architecture"):
+            evaluate(child, against, text=files, options=QUICK)
+
+
 def test_a_checkpoint_without_a_tokenizer_takes_its_parents(
     parent: Path, child: Path, files: list[str]
 ) -> None:

@@ -148,3 +148,31 @@ def test_a_damaged_embedding(parent: Path, files: list[str]) -> None:
         lambda weights: weights["model.embed_tokens.weight"].mul_(-1),
     )
     assert judged(child, parent, files)[0].faults[0].where == "the embedding"
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
+def test_a_damaged_head(parent: Path, files: list[str], name: str) -> None:
+    child = broken(made(parent, "fp8_dynamic"), name, lambda weights: weights[name].mul_(2))
+    found, code = judged(child, parent, files)
+    assert code == 1
+    assert [fault.where for fault in found.faults] == ["the head"]
+    assert found.faults[0].error == pytest.approx(
+        1.0, abs=0.05
+    )  # twice the logits: off by the logits themselves
+
+
+def test_a_child_that_lost_neurons(parent: Path, files: list[str]) -> None:
+    """A pruned layer runs, and is judged by what it does as a whole."""
+
+    def prune(weights: Tensors) -> None:
+        for i in range(3):
+            for part in ("gate_proj", "up_proj"):
+                name = f"model.layers.{i}.mlp.{part}.weight"
+                weights[name] = weights[name][:96].clone()
+            name = f"model.layers.{i}.mlp.down_proj.weight"
+            weights[name] = weights[name][:, :96].clone()
+
+    child = broken(parent, "pruned", prune, intermediate_size=96)
+    found, code = judged(child, parent, files)
+    assert code == 1
+    assert [fault.where for fault in found.faults] == ["layer 0", "layer 1", "layer 2"]

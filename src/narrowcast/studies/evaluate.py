@@ -162,6 +162,13 @@ def _open(
     if online is None and Path(parent).resolve() == Path(child).resolve():
         return {"parent": run, "child": run}
     other = stack.enter_context(Running.open(parent, str(run.dtype).removeprefix("torch.")))
+    sizes = [(one.depth, int(one.config.hidden_size)) for one in (run, other)]
+    if sizes[0] != sizes[1]:
+        got, wanted = (f"{depth} layers, hidden states of {width}" for depth, width in sizes)
+        raise IncomparableError(
+            "these models are not of one architecture", where=child, got=got, wanted=f"{wanted}, as the parent",
+            remedy="name the model that this one was made from",
+        )  # fmt: skip
     return {"parent": other, "child": run}
 
 

@@ -22,7 +22,7 @@ import torch
 
 from narrowcast.jobs.diagnosing import Case, diagnose
 from narrowcast.jobs.matching import Held
-from narrowcast.runtime.walk import Running
+from narrowcast.runtime.walk import Running, State
 from narrowcast.studies.divergence import relative_squares
 from narrowcast.studies.evaluation import Divergence, Fault, Gap, LayerGap, Part
 from narrowcast.studies.local import LayerCheck, Local
@@ -71,6 +71,13 @@ def _outer(local: Local, embedding: float) -> Iterator[Fault]:
             f"what enters the first layer differs by {100 * embedding:.3g} % from the parent's",
             "`narrowcast compare` the embeddings, and look at their scaling in config.json",
         )  # fmt: skip
+    head = _head(local)
+    if head > allowed:
+        yield Fault(
+            "the head", head, allowed, None,
+            f"given the parent's last hidden states, final norm and head differ by {100 * head:.3g} % of the logits",
+            "`narrowcast compare` the final norm and lm_head, and look at tie_word_embeddings in config.json",
+        )  # fmt: skip
     rotary = _rotary(local)
     if rotary > 0:
         told = "; ".join(_config(local)) or "config.json says nothing of it"
@@ -79,6 +86,16 @@ def _outer(local: Local, embedding: float) -> Iterator[Fault]:
             f"the tables of sines and cosines differ by up to {rotary:.3g} ({told})",
             "take rope_theta and rope_scaling from the parent's config.json",
         )  # fmt: skip
+
+
+def _head(local: Local) -> float:
+    """Relative error of logits, each token's around their mean, which softmax does not see."""
+    squares = []
+    for mine, theirs in zip(local.begun, local.states, strict=True):
+        wanted = local.parent.logits(theirs)
+        got = local.child.logits(State(mine.ids, theirs.hidden, mine.calls))
+        squares.append(relative_squares(*(rows - rows.mean(dim=1, keepdim=True) for rows in (wanted, got))))
+    return sqrt(float(torch.cat(squares).mean()))
 
 
 def _rotary(local: Local) -> float:
