@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from narrowcast.errors import UsageError
 from narrowcast.runtime.attend import P_SCALES, Attention, by_kv_head
-from narrowcast.runtime.caches import KVScales, make_cache
+from narrowcast.runtime.caches import CacheFactory, KVScales
 
 CONFIG = LlamaConfig(
     hidden_size=64,
@@ -25,7 +25,7 @@ MODULE = torch.nn.Identity()
 def cached(
     k: torch.Tensor, v: torch.Tensor, scales: KVScales, mode: str = "fp8_e4m3"
 ) -> tuple[torch.Tensor, ...]:
-    return make_cache(CONFIG, mode, scales).update(k, v, 0)
+    return CacheFactory(CONFIG, mode, scales)().update(k, v, 0)
 
 
 @pytest.mark.parametrize("p_scale", P_SCALES.values())

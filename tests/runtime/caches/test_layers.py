@@ -8,7 +8,7 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from narrowcast.errors import InputError, UsageError
-from narrowcast.runtime.caches import MODES, CacheFactory, KVScales, describe, make_cache
+from narrowcast.runtime.caches import MODES, CacheFactory, KVScales, describe
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -32,7 +32,9 @@ def tokens(count: int, batch: int = 2, dtype: torch.dtype = torch.bfloat16) -> t
 @pytest.mark.parametrize("keep", [(0, 0), (3, 0), (0, 4), (3, 4)])
 def test_tokens_one_by_one_and_all_at_once_are_the_same(mode: str | None, keep: tuple[int, int]) -> None:
     k, v = tokens(20), tokens(21)[:, :, :20]
-    whole, single, parts = (make_cache(CONFIG, mode, keep_first=keep[0], keep_last=keep[1]) for _ in range(3))
+    whole, single, parts = (
+        CacheFactory(CONFIG, mode, keep_first=keep[0], keep_last=keep[1])() for _ in range(3)
+    )
     whole.update(k, v, 0)
     for i in range(20):
         single.update(k[:, :, i : i + 1], v[:, :, i : i + 1], 0)
@@ -49,7 +51,7 @@ def test_tokens_one_by_one_and_all_at_once_are_the_same(mode: str | None, keep: 
 
 def test_a_cache_without_a_mode_gives_back_what_it_was_given() -> None:
     k, v = tokens(5), tokens(6)[:, :, :5]
-    keys, values = make_cache(CONFIG, None).update(k, v, 1)
+    keys, values = CacheFactory(CONFIG, None)().update(k, v, 1)
     assert torch.equal(keys.view(torch.int16), k.view(torch.int16))
     assert torch.equal(values.view(torch.int16), v.view(torch.int16))
 
@@ -77,7 +79,7 @@ def test_bytes_are_exact(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", [None, *MODES])
 def test_tokens_are_taken_back(mode: str | None) -> None:
-    cache, fresh = (make_cache(CONFIG, mode, keep_first=1) for _ in range(2))
+    cache, fresh = (CacheFactory(CONFIG, mode, keep_first=1)() for _ in range(2))
     x = tokens(12)
     cache.update(x, x, 0)
     cache.crop(-5)
@@ -94,7 +96,7 @@ def test_tokens_are_taken_back(mode: str | None) -> None:
 
 
 def test_what_left_the_window_stays_encoded_when_tokens_are_taken_back() -> None:
-    cache = make_cache(CONFIG, "fp8_e4m3", keep_last=4)
+    cache = CacheFactory(CONFIG, "fp8_e4m3", keep_last=4)()
     x = tokens(10)
     cache.update(x, x, 0)
     cache.crop(-3)
@@ -105,7 +107,7 @@ def test_what_left_the_window_stays_encoded_when_tokens_are_taken_back() -> None
 
 @pytest.mark.parametrize("mode", [None, *MODES])
 def test_batches_change_their_order(mode: str | None) -> None:
-    cache = make_cache(CONFIG, mode, keep_first=1, keep_last=1)
+    cache = CacheFactory(CONFIG, mode, keep_first=1, keep_last=1)()
     x = tokens(6, batch=3)
     cache.update(x, x, 0)
     before = cache.layers[0].keys
@@ -142,7 +144,7 @@ def test_nvfp4_clips_beyond_2688_global_scales() -> None:
 
 def test_scales_are_those_of_the_layer_and_unity_where_there_is_none() -> None:
     scales = KVScales(k={0: np.float32([0.1, 0.2])}, v={0: np.float32([0.3])}, q={1: np.float32([0.7])})
-    layers = make_cache(CONFIG, "fp8_head", scales).layers
+    layers = CacheFactory(CONFIG, "fp8_head", scales)().layers
     assert layers[0].k.codec.scale.tolist() == pytest.approx([0.1, 0.2])
     assert layers[0].v.codec.scale.tolist() == pytest.approx([0.3])
     assert layers[0].q_scale is layers[0].q_scale
@@ -173,12 +175,12 @@ def test_scales_of_heads_need_the_mode_of_heads() -> None:
 )
 def test_what_there_is_not_is_refused(arguments: dict, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        make_cache(CONFIG, **arguments)
+        CacheFactory(CONFIG, **arguments)()
 
 
 def test_sliding_layers_can_be_kept_wide_by_their_kind() -> None:
     config = Gemma3TextConfig(**SIZES, sliding_window=8, layer_types=["sliding_attention", "full_attention"])
-    cache = make_cache(config, "int4_per_token_head", skip_layers=["sliding_window"])
+    cache = CacheFactory(config, "int4_per_token_head", skip_layers=["sliding_window"])()
     assert [layer.k.mode is None for layer in cache.layers] == [True, False]
 
 

@@ -17,7 +17,7 @@ from transformers import (
 
 from narrowcast.errors import UsageError
 from narrowcast.runtime.attend import P_SCALES, attend_in
-from narrowcast.runtime.caches import MODES, CacheFactory, KVScales, make_cache
+from narrowcast.runtime.caches import MODES, CacheFactory, KVScales
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -71,7 +71,7 @@ def test_a_cache_without_a_mode_changes_no_bit(family: str) -> None:
     model = model_of(CONFIGS[family])
     with torch.inference_mode():
         plain = model(ids(), use_cache=False).logits
-    assert torch.equal(forced(model, make_cache(model.config, None)), plain)
+    assert torch.equal(forced(model, CacheFactory(model.config, None)()), plain)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_token_by_token_and_teacher_forced_agree(family: str, mode: str | None) 
     at_once = forced(model, make())
     torch.testing.assert_close(stepped(model, make()), at_once, rtol=0, atol=CLOSE[family])
     if mode is not None:
-        assert float((at_once - forced(model, make_cache(model.config, None))).abs().max()) > 1e-6
+        assert float((at_once - forced(model, CacheFactory(model.config, None)())).abs().max()) > 1e-6
 
 
 @pytest.mark.parametrize("family", list(CONFIGS))
@@ -94,17 +94,17 @@ def test_generation_with_windows_and_beams(family: str) -> None:
     how = {"max_new_tokens": 10, "do_sample": False}
     for more in ({}, {"num_beams": 3}):
         plain = model.generate(ids(), **how, **more)
-        cache = make_cache(model.config, None)
+        cache = CacheFactory(model.config, None)()
         assert torch.equal(model.generate(ids(), cache=cache, **how, **more), plain)
         assert cache.get_seq_length() == TOKENS + 9
         for mode in ("fp8_e4m3", "int4_per_token_head"):
-            cache = make_cache(model.config, mode)
+            cache = CacheFactory(model.config, mode)()
             out = model.generate(ids(), cache=cache, **how, **more)
             assert out.shape == plain.shape
             # What was generated is what the model would say to it, teacher-forced under the same cache.
             if not more:
                 with torch.inference_mode():
-                    said = model(out, cache=make_cache(model.config, mode), use_cache=True).logits
+                    said = model(out, cache=CacheFactory(model.config, mode)(), use_cache=True).logits
                 assert torch.equal(said[:, TOKENS - 1 : -1].argmax(-1), out[:, TOKENS:])
 
 
@@ -128,8 +128,8 @@ def test_layers_that_stay_wide_attend_as_transformers_does(family: str) -> None:
     """Masks, windows, soft caps and sinks of the FP8 function, without its roundings, beside the eager one. Attention
     runs in fp32 here: sums of 32 products and 20 weights, through two layers and norms of condition about 1."""
     model, plain = model_of(CONFIGS[family], "fp8"), model_of(CONFIGS[family], "eager")
-    found = forced(model, make_cache(model.config, "fp8_e4m3", skip_layers=range(2)))
-    want = forced(plain, make_cache(model.config, None))
+    found = forced(model, CacheFactory(model.config, "fp8_e4m3", skip_layers=range(2))())
+    want = forced(plain, CacheFactory(model.config, None)())
     assert float((found - want).abs().max()) <= 2 * (32 + TOKENS + 8) * 2.0**-24 * float(want.abs().max())
 
 
@@ -138,9 +138,9 @@ def test_fp8_attention_refuses_what_holds_no_codes() -> None:
     with pytest.raises(UsageError, match="do not come straight from a cache"):
         model(ids(), use_cache=False)
     for cache in (
-        make_cache(model.config, "fp8_e5m2"),
-        make_cache(model.config, "int8_per_token_head"),
-        make_cache(model.config, "fp8_e4m3", keep_first=1),
+        CacheFactory(model.config, "fp8_e5m2")(),
+        CacheFactory(model.config, "int8_per_token_head")(),
+        CacheFactory(model.config, "fp8_e4m3", keep_first=1)(),
     ):
         with pytest.raises(UsageError, match="hold others"):
             forced(model, cache)

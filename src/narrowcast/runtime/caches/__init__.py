@@ -6,11 +6,10 @@ cache   layers of a model              making.py
 """
 
 from narrowcast.runtime.caches.layer import LayerSeen, Seen
-from narrowcast.runtime.caches.making import CacheFactory, CodedCache, make_cache
+from narrowcast.runtime.caches.making import CacheFactory, CodedCache
 from narrowcast.runtime.caches.modes import MODES, CacheMode, cache_mode, describe
 from narrowcast.runtime.caches.scales import KVScales
 
 __all__ = [
     "MODES", "CacheFactory", "CacheMode", "CodedCache", "KVScales", "LayerSeen", "Seen", "cache_mode", "describe",
-    "make_cache",
 ]  # fmt: skip

@@ -107,18 +107,3 @@ class CacheFactory:
     def bytes_per_token(self) -> int:
         """Bytes that a token takes in all layers, once the caches have seen one; tokens kept wide are not counted."""
         return sum(seen.k.token_bytes + seen.v.token_bytes for seen in self.seen.values())
-
-
-def make_cache(
-    config: Any,
-    mode: str | None,
-    scales: KVScales | None = None,
-    *,
-    skip_layers: Collection[int | str] = (),
-    keep_first: int = 0,
-    keep_last: int = 0,
-) -> CodedCache:
-    """One empty cache; see CacheFactory."""
-    return CacheFactory(
-        config, mode, scales, skip_layers=skip_layers, keep_first=keep_first, keep_last=keep_last
-    )()
