@@ -60,6 +60,16 @@ def test_few_documents_get_the_t_interval() -> None:
     assert two.high - two.low == pytest.approx(2 * stats.t.ppf(0.975, 1) * 0.5)
 
 
+def test_no_end_is_where_the_estimate_cannot_be() -> None:
+    found = ratio_interval([0.0, 1.0, 1.0], [1.0, 1.0, 1.0])
+    assert found.low < 0 < 1 < found.high
+    share = found.possible(0.0, 1.0)
+    assert (share.estimate, share.low, share.high) == (found.estimate, 0.0, 1.0)
+    assert found.possible(-9.0, 9.0) == found
+    one = ratio_interval([1.0], [2.0])
+    assert one.possible(0.0, 1.0) == one
+
+
 def test_one_document_says_nothing_of_others() -> None:
     found = ratio_interval([3.0], [2.0])
     assert (found.estimate, found.low, found.high, found.method) == (1.5, -inf, inf, "none")

@@ -237,6 +237,21 @@ def test_fp8_caches_with_every_kind_of_scale_and_attention(
         evaluate(child, parent, text=files, options=Options(caches=("mxfp8",), attention="fp8"))
 
 
+def test_a_cache_that_the_checkpoint_asks_for_and_that_did_not_run_is_named(
+    parent: Path, files: list[str]
+) -> None:
+    stats, out = parent.parent / "for_cache.stats", parent.parent / "kv8"
+    calibrate(parent, stats, files[:1], tokens=80, context=40)
+    quantize(parent, out, "fp8_dynamic+kv8", stats=stats)
+    options = Options(tokens=None, context=40, greedy=0)
+    said = "the checkpoint asks for an fp8 KV cache, and the child ran with a wide one"
+    note = evaluate(out, parent, text=files, options=options).notes[-1]
+    assert note == f"{said}; --kv fp8_e4m3 runs that as well"
+    found = evaluate(out, parent, text=files, options=replace(options, caches=("fp8_e4m3",)))
+    assert found.notes[-1] == said
+    assert [row.mode for row in found.caches] == ["fp8_e4m3, unity", "fp8_e4m3, stored"]
+
+
 def test_scales_of_another_model_are_refused(parent: Path, child: Path, files: list[str]) -> None:
     """Another model of the very same shape: its scales would fit and mean nothing."""
     stats = parent.parent / "other.stats"

@@ -46,7 +46,7 @@ def test_the_page_fits_and_the_record_says_the_same(
     code, page, _ = run(capsys, *words)
     assert code == 0
     assert [line for line in page.splitlines() if len(line) > 80] == []
-    assert page.startswith(("Perplexity", "No difference"))
+    assert page.startswith(("Perplexity", "This text does not tell"))
     found: dict[str, Any] = json.loads(run(capsys, *words, "--json")[1])
     assert (found["schema"], found["verb"], found["exit_code"]) == (1, "evaluate", 0)
     assert found["gap"]["kl"]["units"] == 12

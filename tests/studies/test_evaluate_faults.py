@@ -65,6 +65,7 @@ def broken(source: Path, name: str, change: Callable[[Tensors], None], **config:
 def judged(child: Path, parent: Path, files: list[str]) -> tuple[Divergence, int]:
     found = evaluate(child, parent, text=files, options=QUICK)
     assert found.divergence is not None
+    assert (found.verdict.says == "probable bug") == bool(found.divergence.faults)
     return found.divergence, found.code
 
 

@@ -288,8 +288,8 @@ def doubled_fnuz(case: Case) -> Iterator[Guess]:
     found = {case.a.held.element, case.b.held.element}
     found |= {side.q.scheme.inner.format for side in (case.a, case.b) if side.q is not None}
     if found & set(E4M3):
-        for factor in (2, 0.5):
-            yield Guess(case.a.values, case.b.values * np.float32(factor))
+        for factor, said in ((2, ": A is twice B"), (0.5, ": A is half of B")):
+            yield Guess(case.a.values, case.b.values * np.float32(factor), said)
 
 
 def constant_factor(case: Case) -> Iterator[Guess]:
@@ -399,8 +399,9 @@ MISTAKES = (
         "weight_scale_2 multiplies, compressed-tensors' weight_global_scale divides", inverted_scale,
     ),
     Mistake(
-        "E4M3FN read as E4M3FNUZ", "values differ by a factor of 2, as E4M3 bytes do under a bias of 7 and of 8",
-        "double the scale where codes become E4M3FNUZ, and map 0x80 to 0", doubled_fnuz,
+        "E4M3FN read as E4M3FNUZ", "values differ by a factor of 2", "look for a scale that was doubled or halved; "
+        "where every layer is so, E4M3 bytes (bias 7) were read as E4M3FNUZ (bias 8) or the reverse: double the scale "
+        "where codes become E4M3FNUZ, and map 0x80 to 0", doubled_fnuz,
     ),
     Mistake(
         "scaled by a constant", "values differ by one factor", "look for a scale that was applied twice, or not at "

@@ -63,6 +63,8 @@ def setting(found: Evaluation) -> list[tuple[str, str]]:
     few = (
         "" if text.documents >= FEW else "few documents, so intervals are wide: they say how documents differ"
     )
+    if text.documents == 1:
+        few = "one document gives no intervals: give several files, or .jsonl with a document in each line"
     return [
         ("text", f"{words}, {text.context} tokens at a time"),
         ("", few),
@@ -74,7 +76,7 @@ def setting(found: Evaluation) -> list[tuple[str, str]]:
 def _models(found: Evaluation) -> list[str]:
     sides = [("parent", found.parent), ("child", found.child)]
     rows = [(name, *side_cells(side)) for name, side in sides if side is not None]
-    return table(("", "model", "stored as", "runs in", "perplexity", "95 %"), rows, "lLLlrl")
+    return table(("", "model", "stored as", "runs in", "perplexity", "95 %"), rows, "lLllrl")
 
 
 def side_cells(side: Side) -> tuple[str, ...]:
@@ -199,7 +201,10 @@ def cache_cells(row: CacheRow) -> tuple[str, ...]:
 
 
 def _caches(rows: Sequence[CacheRow]) -> list[str]:
-    return table(CACHES, map(cache_cells, rows), "Lrrrrrr") if rows else []
+    if not rows:
+        return []
+    beside = "KL alone, perplexity and same best are beside the child with a wide cache, to parent beside the parent."
+    return [*table(CACHES, map(cache_cells, rows), "Lrrrrrr"), *hanging(beside)]
 
 
 def _greedy(greedy: Greedy | None) -> list[str]:
@@ -214,8 +219,9 @@ def _greedy(greedy: Greedy | None) -> list[str]:
         f"{said}; the others part after {greedy.median_first:g} tokens (median). The first that part:"
     )
     for row in parted[:2]:
-        lines.append(
-            f"  {row.document}, after {row.first} tokens, where the parent led by {row.margin:.2g} nats:"
+        tokens = f"{row.first} token{'s' * (row.first != 1)}"
+        lines += hanging(
+            f"  {row.document}, after {tokens}, where the parent's best led by {row.margin:.2g} nats:"
         )
         for name, text in (("parent", row.parent), ("child", row.child)):
             shown = " ".join(text.split())

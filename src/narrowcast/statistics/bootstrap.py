@@ -20,7 +20,7 @@ few skewed documents leave unseen: 10 such documents give 84 % where 95 % was as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Any, Literal
 
@@ -53,6 +53,13 @@ class Interval:
     def within(self, margin: float) -> bool:
         """Whether the whole interval lies between -``margin`` and ``margin``."""
         return -margin <= self.low and self.high <= margin
+
+    def possible(self, low: float, high: float) -> Interval:
+        """The part between the values that the estimate can have at all, which holds the truth as often. An interval
+        that knows nothing stays the whole line."""
+        if self.method == "none":
+            return self
+        return replace(self, low=max(low, self.low), high=min(high, self.high))
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers; an unbounded end is infinite."""

@@ -43,7 +43,7 @@ from narrowcast.studies.evaluation import (
     WorstToken,
 )
 from narrowcast.studies.faults import divergence
-from narrowcast.studies.kv_lanes import CacheLane, cache_lanes
+from narrowcast.studies.kv_lanes import OF_E4M3, CacheLane, cache_lanes
 from narrowcast.studies.local import Local
 from narrowcast.studies.measure import Beside, Likelihood, Worst, nll_rows
 from narrowcast.studies.retrieval import retrieval
@@ -52,6 +52,7 @@ from narrowcast.studies.tokens import Tokens, shared
 from narrowcast.texts.documents import Corpus, read
 
 TOKENS, CONTEXT, PROMPTS, WORST = 2048, 128, 8, 5
+CACHE_MODES = {name: mode for mode, name in OF_E4M3.items()}
 BEFORE = 24  # tokens of context that are shown with a bad prediction
 
 
@@ -145,7 +146,7 @@ def evaluate(
             sums=tuple(sampled(runs["child"], tokens.pieces[0].ids, options.accumulate)) if options.accumulate else (),
             clipped=walked.clipped(),
             asked=options.asked,
-            notes=(*walked.notes, *_notes(runs)),
+            notes=(*walked.notes, *_notes(runs, options)),
             **_written(runs, tokens, options, progress),
         )  # fmt: skip
     return replace(found, seconds=monotonic() - start)
@@ -284,7 +285,7 @@ def _caches(lanes: _Lanes) -> tuple[CacheRow, ...]:
     return tuple(rows)
 
 
-def _notes(runs: dict[str, Running]) -> list[str]:
+def _notes(runs: dict[str, Running], options: Options) -> list[str]:
     from narrowcast.runtime.walk import said_dtype
 
     found = []
@@ -293,4 +294,8 @@ def _notes(runs: dict[str, Running]) -> list[str]:
         ran = str(runs["child"].dtype).removeprefix("torch.")
         if own != ran:
             found.append(f"the parent's own dtype is {own}; both ran in {ran}")
+    kv = runs["child"].opened.contents.kv
+    if kv is not None:
+        more = "" if options.caches else f"; --kv {CACHE_MODES.get(kv, kv)} runs that as well"
+        found.append(f"the checkpoint asks for an {kv} KV cache, and the child ran with a wide one{more}")
     return found

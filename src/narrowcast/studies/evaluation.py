@@ -20,7 +20,7 @@ from typing import Any, Literal
 from narrowcast.statistics.bootstrap import Interval
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-Says = Literal["identical", "fine", "worse", "undecided", "no difference shown", "measured"]
+Says = Literal["identical", "fine", "worse", "undecided", "probable bug", "measured"]
 
 
 @dataclass(frozen=True)
@@ -292,12 +292,17 @@ class Evaluation:
         if self.gap is None:
             sentence = f"perplexity {self.child.perplexity.estimate:.4g}; no parent to compare it with"
             return Verdict("measured", sentence, 0)
-        return _verdict(self.gap, self.asked)
+        said = _verdict(self.gap, self.asked)
+        faults = self.divergence.faults if self.divergence is not None else ()
+        if not faults:
+            return said
+        more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        return Verdict("probable bug", f"a probable bug in {faults[0].where}{more}; {said.sentence}", 1)
 
     @property
     def code(self) -> int:
         """The exit code: 1 for limits that are broken and for a probable bug."""
-        return max(self.verdict.code, int(self.divergence is not None and bool(self.divergence.faults)))
+        return self.verdict.code
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers under stable keys."""
@@ -320,8 +325,8 @@ def _verdict(gap: Gap, asked: Asked) -> Verdict:
     change = gap.perplexity
     distance = f"the predictions are {gap.kl.estimate:.3g} nats apart (KL)"
     if change.low <= 0 <= change.high:
-        said = f"no difference of perplexity shown: {_changed(change)}; {distance}"
-        return Verdict("no difference shown", said, 0)
+        said = f"this text does not tell the perplexity from the parent's: {_changed(change)}; {distance}"
+        return Verdict("measured", said, 0)
     worse = "worse" if change.estimate > 0 else "better"
     return Verdict("measured", f"perplexity {worse} than the parent's: {_changed(change)}; {distance}", 0)
 

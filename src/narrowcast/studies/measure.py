@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -142,11 +143,11 @@ class Beside:
                 change.estimate - 1, change.low - 1, change.high - 1, change.units, change.method,
                 change.confidence,
             ),
-            kl=self._mean("kl"),
+            kl=self._mean("kl").possible(0.0, inf),
             kl_percentiles=percentiles(kl),
             kl_histogram=histogram(kl),
-            top1=self._mean("top1"),
-            top5=self._mean("top5"),
+            top1=self._mean("top1").possible(0.0, 1.0),
+            top5=self._mean("top5").possible(0.0, 1.0),
             shift=self._mean("shift"),
             shift_rms=float(np.sqrt(np.mean(shift**2))),
             shift_percentiles=percentiles(shift, two_sided=True),
