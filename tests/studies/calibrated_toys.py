@@ -10,18 +10,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from studies.words import save_with_words
+
 WORDS = 48
 Seen = dict[str, list[torch.Tensor]]
-
-
-def _save(folder: Path, model: Any) -> Path:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    model.save_pretrained(folder)
-    made = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="w0").save_pretrained(folder)
-    return folder
 
 
 def llama(folder: Path, seed: int = 0) -> Path:
@@ -31,7 +23,7 @@ def llama(folder: Path, seed: int = 0) -> Path:
         vocab_size=WORDS, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, initializer_range=0.3, tie_word_embeddings=False, dtype="float32",
     )  # fmt: skip
-    return _save(folder, transformers.LlamaForCausalLM(config))
+    return save_with_words(folder, transformers.LlamaForCausalLM(config), WORDS)
 
 
 def mixture(folder: Path) -> Path:
@@ -42,7 +34,7 @@ def mixture(folder: Path) -> Path:
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8, num_experts_per_tok=2,
         initializer_range=0.3, tie_word_embeddings=False, dtype="float32",
     )  # fmt: skip
-    return _save(folder, transformers.Qwen3MoeForCausalLM(config))
+    return save_with_words(folder, transformers.Qwen3MoeForCausalLM(config), WORDS)
 
 
 def texts(folder: Path, *lengths: int, seed: int = 0) -> list[str]:

@@ -8,15 +8,9 @@ from typing import Any
 import torch
 import transformers
 
+from studies.words import save_with_words
+
 WORDS = 64
-
-
-def tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    made = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="w0").save_pretrained(folder)
 
 
 def llama(folder: Path, **more: Any) -> tuple[Path, Any]:
@@ -31,9 +25,7 @@ def llama(folder: Path, **more: Any) -> tuple[Path, Any]:
 
 
 def save(folder: Path, model: Any) -> Path:
-    model.save_pretrained(folder)
-    tokenizer(folder)
-    return folder
+    return save_with_words(folder, model, WORDS)
 
 
 def text(folder: Path, words: int = 24) -> str:
