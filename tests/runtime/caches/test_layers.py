@@ -8,7 +8,7 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from narrowcast.errors import InputError, UsageError
-from narrowcast.runtime.caches import MODES, CacheFactory, KVScales, describe
+from narrowcast.runtime.caches import MODES, CacheFactory, KVScales
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -182,11 +182,6 @@ def test_sliding_layers_can_be_kept_wide_by_their_kind() -> None:
     config = Gemma3TextConfig(**SIZES, sliding_window=8, layer_types=["sliding_attention", "full_attention"])
     cache = CacheFactory(config, "int4_per_token_head", skip_layers=["sliding_window"])()
     assert [layer.k.mode is None for layer in cache.layers] == [True, False]
-
-
-def test_every_mode_says_what_it_stores() -> None:
-    assert describe(None) == "keys and values as they are, in the run's dtype"
-    assert len({describe(name) for name in MODES}) == len(MODES)
 
 
 def test_the_page_says_what_the_modes_take() -> None:

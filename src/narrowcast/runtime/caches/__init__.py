@@ -7,9 +7,9 @@ cache   layers of a model              making.py
 
 from narrowcast.runtime.caches.layer import LayerSeen, Seen
 from narrowcast.runtime.caches.making import CacheFactory, CodedCache
-from narrowcast.runtime.caches.modes import MODES, CacheMode, cache_mode, describe
+from narrowcast.runtime.caches.modes import MODES, CacheMode, cache_mode
 from narrowcast.runtime.caches.scales import KVScales
 
 __all__ = [
-    "MODES", "CacheFactory", "CacheMode", "CodedCache", "KVScales", "LayerSeen", "Seen", "cache_mode", "describe",
+    "MODES", "CacheFactory", "CacheMode", "CodedCache", "KVScales", "LayerSeen", "Seen", "cache_mode",
 ]  # fmt: skip

@@ -36,7 +36,6 @@ class CacheMode:
     top of those in the row) or "none"; ``engines`` run it, as they spell it."""
 
     name: str
-    summary: str
     engines: tuple[str, ...]
     scales: str
     row_bytes: Callable[[int], int]
@@ -48,7 +47,6 @@ _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _ROWS = (
     CacheMode(
         "fp8_e4m3",
-        "FP8 E4M3, one scale for all keys of a layer and one for all values",
         ("vLLM fp8, fp8_e4m3", "SGLang fp8_e4m3", "TensorRT-LLM FP8"),
         "tensor",
         lambda dim: dim,
@@ -56,7 +54,6 @@ _ROWS = (
     ),
     CacheMode(
         "fp8_e5m2",
-        "FP8 E5M2, one scale for all keys of a layer and one for all values",
         ("vLLM fp8_e5m2", "SGLang fp8_e5m2"),
         "tensor",
         lambda dim: dim,
@@ -64,7 +61,6 @@ _ROWS = (
     ),
     CacheMode(
         "fp8_head",
-        "FP8 E4M3, one scale for each head, keys and values apart",
         ("vLLM, from a compressed-tensors checkpoint with strategy attn_head",),
         "head",
         lambda dim: dim,
@@ -72,7 +68,6 @@ _ROWS = (
     ),
     CacheMode(
         "fp8_per_token_head",
-        "FP8 E4M3 with an fp32 scale for each token and head, from its own maximum",
         ("vLLM fp8_per_token_head",),
         "none",
         lambda dim: dim + 4,
@@ -80,7 +75,6 @@ _ROWS = (
     ),
     CacheMode(
         "int8_per_token_head",
-        "INT8 with an fp32 scale for each token and head, from its own maximum",
         ("vLLM int8_per_token_head",),
         "none",
         lambda dim: dim + 4,
@@ -88,7 +82,6 @@ _ROWS = (
     ),
     CacheMode(
         "int4_per_token_head",
-        "INT4 of vectors under a random Hadamard rotation, an fp32 scale and a zero point for each token and head",
         ("vLLM int4_per_token_head",),
         "none",
         lambda dim: dim // 2 + 4,
@@ -96,7 +89,6 @@ _ROWS = (
     ),
     CacheMode(
         "nvfp4",
-        "FP4 E2M1 with an E4M3 scale for 16 elements, under one fp32 scale for keys and one for values",
         ("vLLM nvfp4", "SGLang nvfp4", "TensorRT-LLM NVFP4"),
         "global",
         lambda dim: dim // 2 + dim // 16,
@@ -104,7 +96,6 @@ _ROWS = (
     ),
     CacheMode(
         "mxfp8",
-        "FP8 E4M3 with a power-of-two scale for 32 elements",
         ("SGLang mxfp8",),
         "none",
         lambda dim: dim + dim // 32,
@@ -112,7 +103,6 @@ _ROWS = (
     ),
     CacheMode(
         "fp4_mx_block16",
-        "FP4 E2M1 with a power-of-two scale for 16 elements",
         ("SGLang fp4_mx_block16",),
         "none",
         lambda dim: dim // 2 + dim // 16,
@@ -128,8 +118,3 @@ def cache_mode(name: str) -> CacheMode:
     if name not in MODES:
         raise UsageError("unknown mode of the KV cache", got=name, wanted=", ".join(MODES))
     return MODES[name]
-
-
-def describe(name: str | None) -> str:
-    """One line on what a mode stores; None is the run's own dtype."""
-    return "keys and values as they are, in the run's dtype" if name is None else cache_mode(name).summary
