@@ -62,7 +62,7 @@ def html_page(found: Evaluation) -> str:
         *_accuracy(found),
         facts(
             [(name, escaped(value)) for name, value in setting(found)]
-            + [("note", escaped(_sentence(note))) for note in _notes(found)]
+            + [("note", escaped(note)) for note in _notes(found)]
         ),
         *_predictions(found.gap, drawn["gap"]),
         *_layers(found.divergence, drawn["layers"]),
@@ -153,11 +153,14 @@ def _limit(name: str, asked: Asked) -> str:
 
 
 def _strip(value: Interval, equal: float, limit: float | None) -> str:
-    """The interval as a bar around its mean, what equal models have as a line, the limit as a dashed one."""
+    """The interval as a bar around its mean, what equal models have as a line, the limit as a dashed one;
+    nothing where all of these are one point."""
     points = [value.estimate, equal, *([limit] if limit is not None else [])]
     bounded = isfinite(value.low) and isfinite(value.high)
     points += [value.low, value.high] if bounded else []
-    low, wide = min(points), (max(points) - min(points)) or 1.0
+    low, wide = min(points), max(points) - min(points)
+    if not wide:
+        return ""
 
     def at(x: float) -> str:
         return f"{6 + 148 * (x - low) / wide:.1f}"
@@ -195,7 +198,9 @@ def _predictions(gap: Gap | None, drawn: Sequence[Drawn]) -> list[str]:
         return []
     titles, rows = tail_rows(gap)
     rms = f"The true token's probability moves by {100 * gap.shift_rms:.2f} points (rms)."
-    words = f"<div><p>Percentiles over predictions. {rms}</p>{_table(titles, rows)}</div>"
+    words = (
+        f"<div><p>Percentiles over predictions. {rms}</p><div class=wide>{_table(titles, rows)}</div></div>"
+    )
     return [
         "<h2>Predictions</h2>",
         f"<div class=beside>{''.join(figure(one) for one in drawn)}{words}</div>",
@@ -279,7 +284,7 @@ def _greedy(greedy: Greedy | None) -> list[str]:
     said = f"{greedy.matching} of {len(greedy.rows)} continuations of {greedy.tokens} tokens are the same"
     if greedy.median_first is not None:
         said += f"; the others part after {greedy.median_first:g} tokens (median)"
-    key = "Dark is what differs." if greedy.matching < len(greedy.rows) else ""
+    key = "What both write is faint." if greedy.matching < len(greedy.rows) else ""
     rows = sorted(greedy.rows, key=lambda row: row.first is None)
     return ["<h2>Greedy text</h2>", f"<p>{escaped(said)}. {key}</p>", *map(_continuation, rows)]
 
@@ -313,11 +318,13 @@ def _retrieval(found: Retrieval | None) -> list[str]:
         f"<tr><th>{depth:.0%} deep</th>{''.join(_cell(cells.get((depth, length))) for length in lengths)}</tr>"
         for depth in sorted({cell.depth for cell in found.cells})
     )
-    key = "parent / child, of " if any(cell.parent is not None for cell in found.cells) else "child, of "
+    both = any(cell.parent is not None for cell in found.cells)
+    key = "parent / child, of " if both else "child, of "
+    lost = " Red edges: fewer than the parent." if both else ""
     return [
         "<h2>Retrieval</h2>",
         f"<p>A fact hidden in filler, asked for at the end, with {found.choices} answers to choose from. "
-        f"{escaped(_sentence(found.says))}</p>",
+        f"{escaped(_sentence(found.says))}{lost}</p>",
         f"<table class=grid><thead><tr><th>{key}tasks solved</th>{head}</tr></thead><tbody>{body}</tbody></table>",
     ]
 

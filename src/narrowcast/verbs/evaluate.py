@@ -11,6 +11,7 @@ from narrowcast.verbs.reports import check_reports, write_report
 
 def run_evaluate(args: argparse.Namespace) -> int:
     _check_library()
+    check_reports((args.model, args.against), html=args.html)
     from narrowcast.report.evaluate import evaluate_page
     from narrowcast.report.progress import Progress
     from narrowcast.studies.evaluate import CONTEXT, PROMPTS, TOKENS, Options, evaluate
@@ -25,7 +26,6 @@ def run_evaluate(args: argparse.Namespace) -> int:
             "--stream never has a whole model in memory, and generating needs one",
             remedy="leave out --greedy, --retrieval and --schema, or --stream",
         )
-    check_reports((args.model, args.against), html=args.html)
     tokens = args.tokens if args.tokens is not None else None if args.text else TOKENS
     quiet = args.quiet or args.json
     found = evaluate(
