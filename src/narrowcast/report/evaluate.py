@@ -263,11 +263,14 @@ def _sums(sums: Sequence[Sums]) -> list[str]:
         for one in rows
     ]
     head = ("linear", "terms", "noise", "error", "unbiased", "bound")
-    lines = table(head, cells, "<>>>>>") if cells else []
+    lines = table(head, cells, "Lrrrrr") if cells else []
     if rows:
         names = sorted({one.how for one in rows})
         lines = hanging(f"sums as {', '.join(names)} would form them, worst first of {len(sums)}") + lines
-        lines += hanging("error: largest over outputs, of Σ|x||w|; noise: rms, of the outputs")
+        lines += hanging(
+            "noise: rms error, of the outputs' own rms; error: the largest, of its Σ|x||w|; unbiased: what it stays "
+            "below where rounding favours no side; bound: what no input exceeds."
+        )
     reasons = sorted({one.said for one in sums if one.said})
     return lines + [line for reason in reasons for line in hanging(f"note: {reason}")]
 

@@ -37,7 +37,10 @@ def _verdict(found: Trace) -> list[str]:
     worst = found.overflow or found.nearest
     room = worst.headroom("fp16")
     if found.overflow is not None:
-        head = f"FP16 would overflow first at {_element(found, worst)}: {_amax(worst)}, {_binades(room)}."
+        head = (
+            f"FP16 would overflow first at {_element(found, worst)}: {_amax(worst)}, {2**-room:.3g} times what it "
+            "holds."
+        )
     else:
         head = (
             f"Nothing here is beyond FP16's 65504. Nearest is {_element(found, worst)}: {_amax(worst)}, "
@@ -71,7 +74,7 @@ def _amax(one: Counts) -> str:
 
 
 def _binades(room: float) -> str:
-    return f"{room:.1f} binades" if isfinite(room) else "all zero"
+    return f"{room:.1f} binades (a factor of {2**room:.2g})" if isfinite(room) else "all zero"
 
 
 def _beginning(found: Trace) -> str:

@@ -40,6 +40,11 @@ _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 NOT_CHANNELS = (op.SCORES, op.SOFTMAX)  # their last axis is keys
 
 
+def _angles(operation: Operation) -> bool:
+    """Outside the layers, what has no other name: the angles of rotary embedding, which grow with the position."""
+    return operation.kind == op.OTHER and not operation.layered
+
+
 @dataclass
 class Trace:
     """What was seen. ``counts`` come in the order of computation; ``chain`` is there where a value was no number."""
@@ -181,7 +186,7 @@ class Recorder:
         if key not in self.counts:
             self.counts[key] = Counts(
                 Operation(operation.layer, path, operation.kind, operation.name, operation.module),
-                outliers_known=operation.kind not in NOT_CHANNELS,
+                outliers_known=operation.kind not in NOT_CHANNELS and not _angles(operation),
             )
         counts = self.counts[key]
         row = counts.add(x, piece, numbers)
