@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from narrowcast.errors import UsageError
 from narrowcast.verbs.answering import answer
+from narrowcast.verbs.running import check_libraries
 
 if TYPE_CHECKING:
     from narrowcast.audit.findings import Finding
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
+    check_libraries()
     from narrowcast.report.calibrate import calibrate_page
     from narrowcast.studies.calibrate import calibrate, merge
 
@@ -37,6 +39,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
 
 
 def run_calibrate_kv(args: argparse.Namespace) -> int:
+    check_libraries()
     from narrowcast.repair.kv_scales import check_target, write_kv_scales
     from narrowcast.report.calibrate import calibrate_kv_page
     from narrowcast.studies.calibrate_kv import calibrate_kv, save_overlay

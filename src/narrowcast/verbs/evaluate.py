@@ -7,10 +7,11 @@ import argparse
 from narrowcast.errors import UsageError
 from narrowcast.verbs.answering import answer
 from narrowcast.verbs.reports import check_reports, write_report
+from narrowcast.verbs.running import check_libraries
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
-    _check_library()
+    check_libraries()
     check_reports((args.model, args.against), html=args.html)
     from narrowcast.report.evaluate import evaluate_page
     from narrowcast.report.progress import Progress
@@ -54,14 +55,3 @@ def run_evaluate(args: argparse.Namespace) -> int:
 
         write_report(args.html, html_page(found))
     return answer(args, evaluate_page(found), found.to_json()) or found.code
-
-
-def _check_library() -> None:
-    """Say what is missing before minutes of work."""
-    from importlib.util import find_spec
-
-    for name in ("torch", "transformers"):
-        if find_spec(name) is None:
-            raise UsageError(
-                f"running models needs {name}", remedy='pip install "narrowcast[run]"',
-            )  # fmt: skip

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 
 from narrowcast.verbs.answering import answer
+from narrowcast.verbs.running import check_libraries
 
 
 def run_trace(args: argparse.Namespace) -> int:
+    check_libraries()
     from tempfile import gettempdir
 
     from narrowcast.report.progress import Progress
@@ -24,6 +26,7 @@ def run_trace(args: argparse.Namespace) -> int:
 
 
 def run_legal(args: argparse.Namespace) -> int:
+    check_libraries()
     from narrowcast.report.legal import legal_page
     from narrowcast.report.progress import Progress
     from narrowcast.studies.legal import legal
