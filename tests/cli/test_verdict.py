@@ -26,7 +26,7 @@ CASES = [
     (30, 28, 1319, 1000, 0, "no difference shown: -0.152 pt, p = 0.896, and the interval lies within ±2 pt."),
     (60, 20, 1319, 1000, 1, "worse: 40 more answers flipped to wrong than to right of 1319, p = 8.6e-6."),
     (20, 60, 1319, 1000, 0, "better: 40 more answers flipped to right than to wrong of 1319, p = 8.6e-6."),
-    (5, 3, 100, 75, 4, "These 100 questions could only see a change of about 7.6 pt, unpaired one of 11 pt."),
+    (5, 3, 100, 75, 4, "These 100 questions could only see a change of about 7.6 pt; 1562 would see 2 pt."),
 ]
 
 
@@ -64,7 +64,7 @@ def test_invalid(cli: Cli, tmp_path: Path) -> None:
     page, record = cli("verdict", a, b), cli("verdict", a, b, "--json")
     assert (page.code, record.code) == (4, 4)
     assert "invalid: nothing was compared, for 1 reason." in page.out
-    assert "log-probs of B are not finite: 1 of them" in text(page.out)
+    assert "log-probs of B are not finite: 1 in all" in text(page.out)
     assert "first: logprob nan: q1 (b.jsonl:2)" in text(page.out)
     assert fits(page.out)
     assert record.json["whole"] is None

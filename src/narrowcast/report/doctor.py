@@ -18,7 +18,8 @@ _NOTHING = "Nothing."
 
 def doctor_page(report: Report) -> list[str]:
     """What runs, what the log does not say, then findings by severity, each with consequence and remedy."""
-    lines = [_head(report), "", *facts(_running(report))]
+    running = facts(_running(report))
+    lines = [_head(report), *([""] if running else []), *running]
     if report.unsaid:
         lines += ["", *hanging(f"  Not said in this log: {', '.join(report.unsaid)}.")]
     for severity in SEVERITIES:

@@ -49,7 +49,7 @@ def canary_page(found: Canary) -> list[str]:
     needed = (
         ""
         if found.needed is None
-        else f"{found.needed} in each arm at one look, for {_points(found.effect or 0)}"
+        else f"{found.needed} on each side, for one look, for {_points(found.effect or 0)}"
     )
     grounds = [
         ("difference", f"{_between(found.interval)}, at every look together"),
@@ -81,9 +81,10 @@ def _headline(found: Verdict, whole: Row) -> str:
     margin, size = f"±{_points(found.effect)}", _points(whole.difference, sign=True)
     if reading is Reading.NO_DIFFERENCE:
         return f"no difference shown: {size}, p = {p}, and the interval lies within {margin}."
+    enough = "" if whole.needed is None else f"; {whole.needed} would see {_points(found.effect)}"
     return (
         f"undecided: {size}, p = {p}, but the interval reaches beyond {margin}. These {whole.questions} questions "
-        f"could only see a change of about {_about(whole.detectable)}, unpaired one of {_about(whole.unpaired)}."
+        f"could only see a change of about {_about(whole.detectable)}{enough}."
     )
 
 
@@ -164,7 +165,7 @@ def _refusals(found: Verdict) -> list[str]:
     for refusal in found.refusals:
         lines += [
             "",
-            *hanging(f"  {refusal.said}: {refusal.count} of them"),
+            *hanging(f"  {refusal.said}: {refusal.count} in all"),
             *hanging(f"    first: {refusal.first}"),
         ]
         lines += hanging(f"    remedy: {refusal.remedy}")
