@@ -15,6 +15,7 @@ from narrowcast.report.tables import (
     hanging,
     middle,
     number,
+    paragraph,
     percent,
     quantity,
     rate,
@@ -116,3 +117,12 @@ def test_exact_says_which_value(value: float) -> None:
 )  # fmt: skip
 def test_units(got: str, text: str) -> None:
     assert got == text
+
+
+def test_a_number_and_its_percent_sign_stay_on_one_line() -> None:
+    said = "a share of 12.5 % and then one of 7 % again"
+    for width in range(12, 44):
+        for lines in (hanging(said, width), paragraph(said, width=width)):
+            assert " ".join(" ".join(lines).split()) == said
+            assert not any(line.lstrip().startswith("%") for line in lines)
+            assert max(map(len, lines)) <= width

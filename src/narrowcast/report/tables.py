@@ -93,21 +93,24 @@ def facts(pairs: Iterable[tuple[str, str]], indent: int = 2, width: int | None =
 
 def paragraph(text: str, indent: int = 0, width: int | None = None) -> list[str]:
     """``text`` wrapped to the terminal."""
-    space = " " * indent
-    return textwrap.wrap(text, width or terminal_width(), initial_indent=space, subsequent_indent=space)
+    space, whole = " " * indent, text.replace(" %", "\N{NO-BREAK SPACE}%")
+    lines = textwrap.wrap(whole, width or terminal_width(), initial_indent=space, subsequent_indent=space)
+    return [line.replace("\N{NO-BREAK SPACE}%", " %") for line in lines]
 
 
 def hanging(line: str, width: int | None = None) -> list[str]:
-    """One line of a message wrapped to the terminal, the rest set in below it; paths and names stay whole."""
+    """One line of a message wrapped to the terminal, the rest set in below it; paths, names and percentages stay
+    whole."""
     space = " " * (len(line) - len(line.lstrip()))
-    return textwrap.wrap(
-        line.strip(),
+    lines = textwrap.wrap(
+        line.strip().replace(" %", "\N{NO-BREAK SPACE}%"),
         width or terminal_width(),
         initial_indent=space,
         subsequent_indent=space + "  ",
         break_long_words=False,
         break_on_hyphens=False,
-    ) or [""]
+    )
+    return [one.replace("\N{NO-BREAK SPACE}%", " %") for one in lines] or [""]
 
 
 def number(x: float | None, digits: int = 6) -> str:
