@@ -1,9 +1,10 @@
 """A toy Llama quantized by narrowcast, run by transformers with compressed-tensors and by ``Running``, in float32.
 
-Weight-only schemes: the same bits. W8A8: layer by layer, on the very input that transformers' layer got. Both decode
-the same codes; transformers multiplies fl(c·s) of both and sums K products, we sum codes and fold scales. Each lies
-within γ_n · Σ|x||w| of the exact sum of decoded operands, n = K + 5 (``test_product``), so they lie within twice that
-of each other; in float32 nothing is narrowed after it.
+Weight-only schemes: the same bits. W8A8: layer by layer, on the very input that transformers' layer got, quantized as
+that library does it and not as an engine does (``runtime.engine``). Both decode the same codes; transformers
+multiplies fl(c·s) of both and sums K products, we sum codes and fold scales. Each lies within γ_n · Σ|x||w| of the
+exact sum of decoded operands, n = K + 5 (``test_product``), so they lie within twice that of each other; in float32
+nothing is narrowed after it.
 """
 
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from narrowcast import api
 from narrowcast.kernels.reference.gemm import bound
+from narrowcast.runtime.inputs import Inputs
 from narrowcast.runtime.linear import ScaledLinear
 from narrowcast.runtime.walk import Running
 
@@ -69,7 +71,10 @@ def test_w8a8_layers_lie_within_the_bound(parent: Path, tmp_path: Path, preset: 
             for name, module in run.layer(i).named_modules():
                 if isinstance(module, ScaledLinear):
                     x, wanted = seen[f"{i}.{name}"]
-                    assert module.inputs is not None
+                    coded = run.weights.find(module.name).coded
+                    assert coded is not None
+                    assert coded.stored.linear.input is not None
+                    module.inputs = Inputs(coded.stored.linear.input)
                     y = module(x)
                     wide_x, wide_w = module.operand(x).decoded().numpy(), module.weight.decoded().numpy()
                     allowed = 2 * bound(wide_x, wide_w, x.shape[-1] + 5) + x.shape[-1] * 2.0**-126

@@ -10,6 +10,7 @@ import torch
 
 from narrowcast.kernels.reference.quantize import quantize as definition
 from narrowcast.numbers.formats import INT8
+from narrowcast.runtime.engine import NVFP4, as_engine
 from narrowcast.runtime.inputs import Inputs, operand_of
 from narrowcast.runtime.linear import ScaledLinear, Seen
 from narrowcast.runtime.online import LLM_INT8, METHODS
@@ -20,6 +21,7 @@ from narrowcast.tensors.schemes import ARITHMETICS, Scheme, schemes
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ENGINES = [m.linear.weight for m in METHODS.values()] + [m.linear.input for m in METHODS.values()]
 EVERY = [*schemes.values(), *(s for s in ENGINES if s is not None)]
+EVERY += [NVFP4, as_engine(schemes["fp8_tensor"])]
 EVERY += [schemes["fp8_token"].with_arithmetic(ARITHMETICS[name]) for name in ("reciprocal", "fp64")]
 
 

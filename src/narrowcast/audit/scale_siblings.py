@@ -21,11 +21,9 @@ from narrowcast.audit.scale_inputs import INPUTS
 from narrowcast.audit.scale_pieces import codes_of
 from narrowcast.audit.scale_sizes import scheme_of, tensor_of
 from narrowcast.audit.subject import Subject, Summary
-from narrowcast.model.fused import fused_groups
+from narrowcast.model.fused import FUSING, fused_groups
 from narrowcast.numbers.formats import E4M3FN
 
-# Containers whose layers engines fuse; the others are loaded by transformers, layer by layer.
-FUSING = ("compressed-tensors", "modelopt", "quark", "auto-round", "fp8")
 SAME = 1.01  # an error of a hundredth, far below that of four bits
 FAR = 4096.0  # an amax of 448 / 4096: the weights of most layers are then subnormal, below 2^-6
 Siblings = tuple[tuple[str, ...], Mapping[str, float]]

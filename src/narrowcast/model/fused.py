@@ -47,6 +47,9 @@ SIBLINGS: tuple[tuple[str, ...], ...] = (
     ("in_proj_b", "in_proj_a"),
 )
 
+# Containers whose layers engines fuse; the others are loaded by transformers, layer by layer.
+FUSING = ("compressed-tensors", "modelopt", "quark", "auto-round", "fp8")
+
 _SET_OF = {leaf: i for i, leaves in enumerate(SIBLINGS) for leaf in leaves}
 _EXPERTS = re.compile(r"^((?:.*\.)?experts)\.(?:\d+\.)?\w+$|^(.*block_sparse_moe)\.(?:input|output)_linear$")
 

@@ -31,6 +31,7 @@ from narrowcast.jobs.coded import Logical
 from narrowcast.jobs.matching import Held
 from narrowcast.kernels import Rows, choose, choose_matvec
 from narrowcast.numbers.formats import FP32, Format, Kind, formats
+from narrowcast.runtime.engine import loaded
 from narrowcast.runtime.inputs import Inputs
 from narrowcast.runtime.linear import Seen
 from narrowcast.runtime.outer import Head
@@ -180,12 +181,10 @@ class PackedWeights(Weights):
         offset = self.tensor(f"{path}.bias").float().reshape(-1) if bias else None
         coded = one.coded
         if coded is not None and self._stays_packed(one):
-            rows = coded.rows(one.checkpoint, 0, coded.shape[0])
-            weight = PackedWeight(
-                rows, coded.how.scheme, coded.how.packing, coded.shape[1], coded.outer(one.checkpoint)
-            )
-            linear = coded.stored.linear
-            inputs = inputs_of(one, coded, linear) if linear.input is not None else None
+            linear, (together, alike) = coded.stored.linear, self.sharing(path)
+            rows, outer, _ = loaded(one, coded, together)
+            weight = PackedWeight(rows, coded.how.scheme, coded.how.packing, coded.shape[1], outer)
+            inputs = inputs_of(one, coded, linear, alike) if linear.input is not None else None
             return self._noted(PackedLinear(path, weight, offset, inputs))
         if coded is None and self.scheme is not None and self._takes(one):
             assert one.dtype is not None

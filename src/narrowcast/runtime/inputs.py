@@ -7,7 +7,8 @@
     outliers   LLM.int8: columns where any |x| reaches the threshold stay as they are, the rest is INT8 per token
                (arXiv 2208.07339)
 
-Codes and scales are those of ``kernels.reference.quantize``, bit for bit. NaN and infinity are no error here, as they
+Codes and scales are those of ``kernels.reference.quantize``, bit for bit; around a zero point they are those of vLLM
+(``engine``). NaN and infinity are no error here, as they
 are none in an engine: a row that holds one comes out as NaN.
 
 Where a container multiplies an input by a factor for each column, or keeps columns in another order, that happens
@@ -22,25 +23,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from narrowcast.numbers.formats import E4M3FN, E8M0, FP32, INT8, Format, Kind, formats
+from narrowcast.numbers.formats import E4M3FN, E8M0, INT8, Format, Kind
 from narrowcast.runtime.product import Columns, Operand
 from narrowcast.runtime.quantizing import decoded, elements, peak, quantized
 from narrowcast.tensors.qtensor import QTensor
-from narrowcast.tensors.schemes import Scale, Scheme, integer
+from narrowcast.tensors.schemes import Scheme, integer
 
 if TYPE_CHECKING:
     from narrowcast.runtime.linear import Seen
 
 SMALLEST_NORMAL = 2.0**-126  # of bf16, as of float32
-# The asymmetric codes of a token, 0 to 255; signed ones are these less 128, and so are their zero points.
-SHIFTED = Scheme("uint8_token", formats["uint8"], (Scale(FP32, (1, 0), "minmax", 255.0),), formats["uint8"])
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """How a layer's input is quantized. ``static`` is its stored scale (of NVFP4: the outer one) as a multiplier, with
-    ``zero`` its zero point; ``order`` int64 [K] and ``factors`` float32 [K] come before; ``threshold`` keeps outlier
-    columns wide."""
+    """How a layer's input is quantized. ``static`` is its stored scale (of NVFP4: the outer one) as ``scheme`` has it,
+    a multiplier or a divisor, with ``zero`` its zero point; ``order`` int64 [K] and ``factors`` float32 [K] come
+    before; ``threshold`` keeps outlier columns wide."""
 
     scheme: Scheme
     static: float | None = None
@@ -79,31 +78,32 @@ class Inputs:
             return _with_outliers(x, self.scheme, self.threshold)
         if self.scheme.zero is not None and self.scheme.element is INT8:
             return self._asymmetric(x, seen)
-        if self.static is not None and largest > np.float32(self.static) * self.reach:
-            seen.clipped += int((x.float().abs() > np.float32(self.static) * self.reach).sum())
+        if self.static is not None and largest > self.reach:
+            seen.clipped += int((x.float().abs() > self.reach).sum())
         return operand_of(quantized(x, self.scheme, self.static))
 
     def _asymmetric(self, x: torch.Tensor, seen: Seen) -> Operand:
         """INT8 around a zero point: (code - zero) · scale."""
+        x = x.float()
         if self.static is None:
-            q = quantized(x, SHIFTED)
-            assert q.zero is not None
-            zero = torch.from_numpy(q.zero.astype(np.int32) - 128)
-            codes = torch.from_numpy(q.codes ^ np.uint8(128)).view(torch.int8)
-            return Operand(codes, torch.from_numpy(q.scale_values(0)), zero=zero)
-        y = x.float() / self.static + self.zero
-        rounded = y.round()
-        seen.clipped += int(((rounded < -128) | (rounded > 127)).sum())
-        zero = torch.full((len(x), 1), self.zero, dtype=torch.int32)
-        scale = torch.full((1, 1), self.static)
-        return Operand(rounded.clamp_(-128, 127).to(torch.int8), scale, zero=zero)
+            low, high = x.aminmax(dim=1, keepdim=True)
+            scale = (high - low) / 255
+            scale[scale == 0] = 1  # a row of one number: an engine divides by zero
+            zero = (-128 - low / scale).round()
+        else:
+            scale, zero = torch.full((1, 1), self.static), torch.full((len(x), 1), float(self.zero))
+        rounded = (x * (1 / scale)).round() + zero
+        if self.static is not None:
+            seen.clipped += int(((rounded < -128) | (rounded > 127)).sum())
+        return Operand(rounded.clamp_(-128, 127).to(torch.int8), scale, zero=zero.to(torch.int32))
 
     @property
     def reach(self) -> float:
-        """The largest magnitude that a static scale of 1 holds."""
-        return self.scheme.element.max * (
-            self.scheme.inner.format.max if len(self.scheme.scales) == 2 else 1.0
-        )
+        """The largest magnitude that the static scale holds."""
+        assert self.static is not None
+        level, scale = self.scheme.scales[-1], np.float32(self.static)
+        inner = self.scheme.inner.format.max if len(self.scheme.scales) == 2 else 1.0
+        return float((1 / scale if level.divides else scale) * np.float32(self.scheme.element.max * inner))
 
 
 def _with_outliers(x: torch.Tensor, scheme: Scheme, threshold: float) -> Operand:

@@ -70,6 +70,8 @@ def _nvfp4(name: str, outer: Scale) -> Scheme:
 
 
 FP8_TOKEN = _fp8("fp8_token", (1, 0), TOKEN_FLOOR)
+FP8_GROUP = _fp8("fp8_group128", (1, 128), _floor(1e-10))
+INT8_TOKEN = _int8("int8_token", INVERSE, ENGINE)
 MXFP8 = Scheme("mxfp8", E4M3FN, (Scale(E8M0, (1, 32), "log2"),), None, OURS, ENGINE)
 MXFP4 = Scheme(
     "mxfp4", E2M1, (Scale(E8M0, (1, 32), "bump(1.75)"),), None, Arithmetic(zero_tile="eps"), ENGINE
@@ -94,7 +96,7 @@ METHODS: dict[str, Method] = {
     "fp8_per_block": Method(
         LinearScheme(
             _fp8("fp8_block128", (128, 128), _floor(1e-4), RECIPROCAL),
-            _fp8("fp8_group128", (1, 128), _floor(1e-10)),
+            FP8_GROUP,
         ),
         True,
     ),
@@ -103,7 +105,7 @@ METHODS: dict[str, Method] = {
     "int8_per_channel_weight_only": Method(
         LinearScheme(
             _int8("int8_channel", Arithmetic(precision="source"), ENGINE),
-            _int8("int8_token", INVERSE, ENGINE),
+            INT8_TOKEN,
             accumulate="int32",
         ),
         experts=True,

@@ -91,7 +91,10 @@ def product(x: Operand, w: Operand) -> torch.Tensor:
     if w.group and not x.integer:
         w = Operand(w.decoded())
     if x.zero is not None and not w.integer:
-        x = Operand(x.values() - x.zero, x.scale, True, outliers=x.outliers)
+        small = (
+            int(x.zero.abs().max()) <= 128 if len(x.zero) else True
+        )  # then differences are integers up to 256
+        x = Operand(x.values() - x.zero, x.scale, small, outliers=x.outliers)
     if x.integer and w.integer:
         sums = _integers(x, w)
     else:
@@ -140,11 +143,12 @@ def _integers(x: Operand, w: Operand) -> torch.Tensor:
 
 
 def int_sums(x: torch.Tensor, w: torch.Tensor, zero: torch.Tensor | None = None) -> torch.Tensor:
-    """Σ_k (x[m, k] - zero[m]) · w[n, k] of int8 codes, exact, int32 [M, N]."""
+    """Σ_k (x[m, k] - zero[m]) · w[n, k] of int8 codes, exact, int32 [M, N], with zero points int64: those of a token
+    whose elements are nearly one number are large."""
     # A weight of one column is read across itself by torch 2.13's product, whose result is then none.
     units = _exact() and len(x) > 0 and x.shape[1] > 1
     sums = torch._int_mm(x, w.T) if units else _float_sums(x, w)
-    return sums if zero is None else sums - zero * w.sum(1, dtype=torch.int32)
+    return sums if zero is None else sums.long() - zero.long() * w.sum(1)
 
 
 def _float_sums(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

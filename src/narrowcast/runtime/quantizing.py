@@ -14,6 +14,7 @@ What neither can do (tables of values, fp64, zero points under an engine's arith
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -32,6 +33,7 @@ from narrowcast.tensors.scaling import (
     inner_scale,
     load_scale,
     outer_scale,
+    reciprocal,
     reduce_tiles,
     spread,
     store_scale,
@@ -62,7 +64,7 @@ def quantized(x: torch.Tensor, scheme: Scheme, outer: float | None = None) -> QT
     scheme per tensor. Raises UsageError for what is no matrix or empty."""
     choice = kernels_of(scheme)
     if choice.reason or not x.numel():
-        return _assembled(x, scheme, outer)
+        return _above_floor(x, scheme) or _assembled(x, scheme, outer)
     stored, source = carried(x)
     if scheme.outer is not None and outer is None:
         amax = np.full((1, 1), choice.backend.scan(stored, source).amax, np.float32)
@@ -81,6 +83,25 @@ def peak(x: torch.Tensor) -> float:
     return float("nan") if scan.nan or scan.inf else scan.amax
 
 
+def _above_floor(x: torch.Tensor, scheme: Scheme) -> QTensor | None:
+    """The quantized matrix where no scale comes to lie below the scheme's floor, which is then as if it had none."""
+    free = _without_floor(scheme)
+    if free is None or not x.numel() or kernels_of(free).reason:
+        return None
+    q = quantized(x, free)
+    if (q.scales[0] < scheme.inner.floor).any() or (q.scales[0] == 1).any():  # 1 is what an empty tile has
+        return None
+    return QTensor(scheme, q.codes, q.scales)
+
+
+@cache
+def _without_floor(scheme: Scheme) -> Scheme | None:
+    level = scheme.inner
+    if len(scheme.scales) > 1 or scheme.outer is not None or not level.floor:
+        return None
+    return replace(scheme, scales=(replace(level, floor=0.0),))
+
+
 def _assembled(x: torch.Tensor, scheme: Scheme, outer: float | None) -> QTensor:
     """Scales by the definition from tile maxima, codes by kernels."""
     given = None if outer is None else np.full((1, 1), outer, np.float32)
@@ -88,7 +109,8 @@ def _assembled(x: torch.Tensor, scheme: Scheme, outer: float | None) -> QTensor:
     strange = scheme.zero is not None or scheme.arithmetic.precision == "fp64"
     if not x.numel() or strange or kernels_of(_plain(scheme)).reason:
         return reference.quantize(wide.numpy(), scheme, outer=given, source=source)
-    amax = tile_amax(wide, scheme.inner.tile)
+    one_scale = len(scheme.scales) == 1 and given is not None and scheme.arithmetic.operation != "inverse"
+    amax = np.zeros((1, 1), np.float32) if one_scale else tile_amax(wide, scheme.inner.tile)
     if given is None and (scheme.outer is not None or len(scheme.scales) == 2):
         given = outer_scale(reduce_tiles(amax, scheme.scales[-1].tile), scheme, source)
     levels: tuple[NDArray[Any], ...]
@@ -109,17 +131,22 @@ def _scaled(wide: torch.Tensor, amax: F32, divisor: F32, scheme: Scheme, dtype: 
     """x / s in the scheme's arithmetic, float32."""
     arithmetic, tile = scheme.arithmetic, scheme.inner.tile
     if arithmetic.operation == "inverse":
-        return wide * _spread(reference.inverse_scale(amax, scheme), tile, wide.shape)
+        return _by_tile(torch.mul, wide, reference.inverse_scale(amax, scheme), tile)
     if arithmetic.operation == "reciprocal":
-        return wide * _spread(np.float32(1) / divisor, tile, wide.shape)
-    y = wide / _spread(divisor, tile, wide.shape)
+        return _by_tile(torch.mul, wide, reciprocal(divisor), tile)
+    y = _by_tile(torch.div, wide, divisor, tile)
     if arithmetic.precision == "source" and len(scheme.scales) == 1:
         return y.to(dtype).float()  # 24 bits are enough that rounding twice is rounding once
     return y
 
 
-def _spread(scales: F32, tile: Tile, shape: torch.Size) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(spread(scales, tile, tuple(shape))))
+def _by_tile(what: Callable[..., torch.Tensor], wide: torch.Tensor, scales: F32, tile: Tile) -> torch.Tensor:
+    """``what`` of every element and its tile's scale."""
+    (n, k), (rows, cols) = wide.shape, tile
+    if rows == 1 and cols and k % cols == 0:
+        at = torch.from_numpy(np.ascontiguousarray(scales))[:, :, None]
+        return what(wide.view(n, -1, cols), at).view(n, k)
+    return what(wide, torch.from_numpy(np.ascontiguousarray(spread(scales, tile, (n, k)))))
 
 
 def tile_amax(wide: torch.Tensor, tile: Tile) -> F32:

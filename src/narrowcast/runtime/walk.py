@@ -27,7 +27,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from narrowcast.errors import UsageError
+from narrowcast.errors import CheckpointError, UsageError
 from narrowcast.jobs.coded import Opened, open_coded
 from narrowcast.jobs.opening import open_model
 from narrowcast.runtime.names import Names
@@ -42,6 +42,7 @@ from narrowcast.store.checkpoint import text_config
 from narrowcast.store.folder import some
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MERGED = "fused layers hold scales that differ; they run with one scale each, as vLLM loads them"
 _SHARED = Shared()
 # What a model's forward ends in when its layers are not what it expects.
 _ODD = (IndexError, RuntimeError, ValueError, TypeError, AttributeError)
@@ -249,7 +250,10 @@ class Running:
 
     def layer(self, i: int) -> nn.Module:
         """Decoder layer ``i`` with its weights: a copy, which the caller lets go."""
-        return fill(twin(self.layers[i]), f"{self.path}.{i}", self.weights)
+        made = fill(twin(self.layers[i]), f"{self.path}.{i}", self.weights)
+        if self.weights.merged and MERGED not in self.notes:
+            self.notes.append(MERGED)
+        return made
 
     @torch.no_grad()
     def step(self, layer: nn.Module, i: int, state: State, cache: Any = None) -> torch.Tensor:
@@ -316,7 +320,13 @@ def _generation(root: Path, made: Any) -> Any:
     from transformers import GenerationConfig
 
     if (root / "generation_config.json").is_file():
-        said = GenerationConfig.from_pretrained(root)
+        try:
+            said = GenerationConfig.from_pretrained(root)
+        except Exception as error:  # whatever a damaged file makes it do
+            raise CheckpointError(
+                "generation_config.json cannot be read", where=root, got=str(error).split("\n")[0][:200],
+                remedy="copy it again, or remove it",
+            ) from error  # fmt: skip
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if getattr(said, key) is not None:
                 setattr(made, key, getattr(said, key))

@@ -18,14 +18,16 @@ from torch import nn
 from narrowcast.errors import CheckpointError
 from narrowcast.jobs.coded import Opened
 from narrowcast.jobs.matching import CACHE_SCALE, INPUT_SCALE, Held, held
+from narrowcast.model.roles import Role
 from narrowcast.numbers.formats import BF16, FP16, FP32
+from narrowcast.runtime.engine import differing, experts
 from narrowcast.runtime.experts import Experts, is_experts
 from narrowcast.runtime.linear import ScaledLinear
 from narrowcast.runtime.names import Names
 from narrowcast.runtime.online import Online, siblings
 from narrowcast.runtime.product import Operand
 from narrowcast.runtime.skeleton import is_linear, linear_shape, stored
-from narrowcast.runtime.stored import inputs_of, weight_of
+from narrowcast.runtime.stored import inputs_of, rescaled, weight_of
 
 BLOCK = 1 << 24  # elements that are widened at once
 # Stored dtypes that torch has itself: the carrier's view, and the dtype.
@@ -45,6 +47,7 @@ class Weights:
     online: Online | None = None
     names: Names | None = None
     unused: tuple[str, ...] = ()
+    merged: bool = False  # whether a matrix was read of which an engine keeps another scale than the file's
     _names: dict[str, Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -144,9 +147,22 @@ class Weights:
             weight, inputs = self.online.quantize(path, fused, self._whole)
             return ScaledLinear(path, weight, inputs, offset)
         if coded is None or self.wide(path):
-            return ScaledLinear(path, self._wide(one), None, offset, plain=True)
-        linear = coded.stored.linear
-        return ScaledLinear(path, weight_of(one, coded, linear), inputs_of(one, coded, linear), offset)
+            return ScaledLinear(path, self._wide(path, one), None, offset, plain=True)
+        linear, (together, alike) = coded.stored.linear, self.sharing(path)
+        weight = weight_of(one, coded, linear, together)
+        return ScaledLinear(path, weight, inputs_of(one, coded, linear, alike), offset)
+
+    def sharing(self, path: str) -> tuple[list[Held], list[Held]]:
+        """The matrices that an engine loads as one with the linear called ``path``, itself included, and those that
+        share the scale of its input: of an expert those of all experts."""
+        own = [name for name in siblings(path) if self.has(name)]
+        every = own
+        if self.find(path).role == Role.EXPERT:
+            own = [name for name in own if name in self._names]
+            every = [name for one in own for name in experts(one, self._names)]
+        together = [self.find(name) for name in own]
+        self.merged |= bool(differing(together))
+        return together, [self.find(name) for name in every]
 
     def wide(self, path: str) -> bool:
         """Whether the input of the linear called ``path`` is not quantized."""
@@ -160,9 +176,12 @@ class Weights:
         one = self.find(name)
         return self._finite(name, one, _block(one, 0, one.source.shape[0]))
 
-    def _wide(self, one: Held) -> Operand:
+    def _wide(self, path: str, one: Held) -> Operand:
         """A weight whose input stays wide: decoded, rounded once to the run's dtype."""
-        narrow = self._finite(one.name, one, self.narrow(one))
+        values = None
+        if one.coded is not None and len(one.coded.how.scheme.scales) == 2:
+            values = rescaled(one, one.coded, self.sharing(path)[0])
+        narrow = self._finite(one.name, one, self.narrow(one) if values is None else values.to(self.dtype))
         return Operand(narrow.float(), None, self.dtype == torch.bfloat16)
 
 

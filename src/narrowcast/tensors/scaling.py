@@ -228,6 +228,8 @@ def tile_scale(
     """Tile scales as stored, with the scheme's scale where a tile is empty (or, for a peer, rounds to zero)."""
     if level.floor:
         return store_scale(np.maximum(value, np.float32(level.floor)), level.format)
+    if arithmetic.zero_tile == "zero":
+        return encode(value, level.format).codes
     if arithmetic.zero_tile == "eps":
         stored = value.astype(np.float32) if level.format is FP32 else encode(value, level.format).codes
         empty = load_scale(stored, level.format) == 0
@@ -259,6 +261,13 @@ def element_divisor(stored: NDArray[Any], scheme: Scheme, outer: F32 | None) -> 
     if outer is None:
         return inner
     return inner / outer if scheme.scales[1].divides else inner * outer
+
+
+def reciprocal(divisor: F32) -> F32:
+    """1 / s in fp32, 0 where a scale is 0."""
+    with np.errstate(divide="ignore"):
+        factor = np.float32(1) / divisor
+    return np.where(divisor == 0, np.float32(0), factor)
 
 
 def scales_shape(shape: tuple[int, ...], scheme: Scheme) -> list[tuple[int, ...]]:

@@ -84,13 +84,14 @@ class Arithmetic:
     ``operation``: x / s, or x · (1 / s), or x · (span / amax) ("inverse"). ``precision``: fp32; fp64 (an oracle); or
     "source", where every intermediate is rounded to the source's dtype, as libraries do that never leave bf16.
     ``order``: with a zero point, "clamp_first" rounds clamp(x / s + z), "round_first" clamps round(x / s) + z.
-    ``zero_tile``: the scale of an all-zero tile, 1.0 or the epsilon of the scale's format ("eps"; byte 0 for E8M0).
+    ``zero_tile``: the scale of an all-zero tile, 1.0 or the epsilon of the scale's format ("eps"; byte 0 for E8M0), or
+    0, which a scale may round to as well and all of its codes then are ("zero").
     """
 
     operation: Literal["divide", "reciprocal", "inverse"] = "divide"
     precision: Literal["fp32", "fp64", "source"] = "fp32"
     order: Literal["clamp_first", "round_first"] = "clamp_first"
-    zero_tile: Literal["one", "eps"] = "one"
+    zero_tile: Literal["one", "eps", "zero"] = "one"
 
 
 OURS = Arithmetic()

@@ -23,6 +23,7 @@ from narrowcast.tensors.scaling import (
     load_scale,
     outer_scale,
     quotient,
+    reciprocal,
     reduce_tiles,
     spread,
     store_scale,
@@ -91,7 +92,7 @@ def divide(x: F32, divisor: F32, scheme: Scheme, source: Format) -> NDArray[Any]
     if arithmetic.precision == "fp64":
         return x.astype(np.float64) / divisor
     if arithmetic.operation == "reciprocal":
-        return x * (np.float32(1) / divisor)
+        return x * reciprocal(divisor)
     if arithmetic.precision == "source" and len(scheme.scales) == 1:
         return round_values(x.astype(np.float64) / divisor, source)
     return x / divisor
