@@ -122,6 +122,9 @@ def test_counters(cli: Cli, words: list[str], code: int, said: str) -> None:
         ["verdict", "a.jsonl", "b.jsonl", "--effect", "2"],
         ["verdict", "a.jsonl", "b.jsonl", "--confidence", "nan"],
         ["verdict", "a.jsonl", "b.jsonl", "--k", "-1"],
+        ["verdict", "a.jsonl", "b.jsonl", "--k", "0"],
+        ["verdict", "a.jsonl", "b.jsonl", "--effect", "1e-300"],
+        ["verdict", "--failures", "1/2", "1/2", "--effect", "1e-300"],
     ],
 )
 def test_usage(cli: Cli, words: list[str]) -> None:
@@ -134,6 +137,15 @@ def test_bad_file(cli: Cli, tmp_path: Path) -> None:
     answer = cli("verdict", tmp_path / "none.jsonl", tmp_path / "none.jsonl")
     assert answer.code == 3
     assert "no such file" in answer.err
+
+
+def test_an_empty_name_is_not_the_current_directory(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "a.jsonl", plain([1.0, 0.0]))
+    monkeypatch.chdir(tmp_path)
+    answer = cli("verdict", "", file)
+    assert (answer.code, "no such file" in answer.err) == (3, True)
 
 
 def test_is_light(tmp_path: Path) -> None:

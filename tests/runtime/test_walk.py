@@ -254,3 +254,10 @@ def test_the_peak_does_not_grow_with_depth(tmp_path: Path) -> None:
         asked = [sys.executable, "-c", MEASURE, str(tmp_path / str(depth))]
         peaks.append(int(subprocess.run(asked, check=True, capture_output=True, text=True).stdout))
     assert peaks[1] - peaks[0] < 4 * parameters
+
+
+def test_a_damaged_generation_config_is_named(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    (tmp_path / "generation_config.json").write_text("{")
+    with Running.open(tmp_path) as run, pytest.raises(CheckpointError, match="generation_config"):
+        run.resident()

@@ -327,3 +327,12 @@ def test_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["calibrate", "-o", str(tmp_path / "x")]) == 2
     assert main(["calibrate", str(model), "--merge", *made, "-o", str(tmp_path / "x")]) == 2
     assert main(["calibrate", str(model), "--text", files[0], "-o", made[0]]) == 2  # it exists
+
+
+def test_a_directory_is_no_file_to_make(tmp_path: Path) -> None:
+    """An empty directory is a place for a checkpoint; for a file it is refused before anything runs."""
+    model, files = llama(tmp_path / "model"), texts(tmp_path / "texts", 8)
+    (tmp_path / "stats").mkdir()
+    with pytest.raises(UsageError, match="the output is a directory"):
+        calibrate(model, tmp_path / "stats", files)
+    assert not (tmp_path / "stats.partial").exists()

@@ -12,12 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.models.llama import modeling_llama
 
 from narrowcast.cli import main
-from narrowcast.errors import UsageError
+from narrowcast.errors import IncomparableError, UsageError
 from narrowcast.runtime.narrow import CASTS, serial
 from narrowcast.studies.legal import Legal, legal
+from studies import calibrated_toys as calibrated
 from studies import traced_toys as toys
 
 
@@ -157,6 +159,15 @@ def test_an_overflow_is_named(tmp_path: Path) -> None:
     assert all(not one.broke for one in found.cells if one.dtype != "fp16")
     assert found.broke
     assert all(found.reading(one) == "keep wide" for one in found.cells if one.dtype == "fp16")
+
+
+def test_a_model_that_breaks_by_itself_is_no_reference(tmp_path: Path) -> None:
+    folder, text = calibrated.llama(tmp_path / "broken"), calibrated.texts(tmp_path / "texts", 8)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"] *= 3e38
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(IncomparableError, match="not finite in float32"):
+        legal(folder, text, only=["softmax"])
 
 
 def test_a_narrow_accumulator_stalls() -> None:

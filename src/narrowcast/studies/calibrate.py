@@ -105,6 +105,8 @@ def calibrate(
     started = perf_counter()
     target = place(out)
     check_place(target, Path(model))
+    if target.is_dir():
+        raise UsageError("the output is a directory", where=target, wanted="the name of a file to make")
     check_absent(target)
     corpus = read_text(sources)
     with Running.open(model, dtype) as run:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from narrowcast.errors import UsageError
+from narrowcast.errors import IncomparableError, UsageError
 from narrowcast.jobs.stream import Progress, ProgressFactory, Silent
 from narrowcast.runtime.operations import EAGER, ROUTER, Watch, role_of
 from narrowcast.runtime.walk import Running, State
@@ -192,6 +192,11 @@ def _logits(
         for piece in range(len(states[0])):
             watch.visitor = lanes[0]
             wide = run.logits(states[0][piece])
+            if not bool(torch.isfinite(wide).all()):
+                raise IncomparableError(
+                    "invalid: the model's logits are not finite in float32, so nothing can be measured against them",
+                    where=run.root, remedy="`narrowcast trace` names the operation that made the first infinity",
+                )  # fmt: skip
             logs = torch.log_softmax(wide, 1)
             for lane, row in zip(lanes, states, strict=True):
                 watch.visitor = lane

@@ -42,7 +42,7 @@ from narrowcast.statistics.signflip import sign_flip_p
 from narrowcast.studies.verdict_answers import Answers, Asked, aligned, read
 from narrowcast.studies.verdict_pairs import Pair, Refusal, metric_of, paired, unscored
 
-EFFECT = 0.02
+EFFECT, LEAST = 0.02, 1e-9  # the questions that an effect needs grow with its inverse square
 _Doubles = NDArray[np.float64]
 
 
@@ -162,7 +162,7 @@ def verdict(
     ``metric`` (or several with commas: the first that a task has), ``filter`` and ``k`` choose among the scores that
     the files hold. Raises UsageError for what cannot be asked, InputError for files that hold something else.
     """
-    _check(effect, confidence)
+    _check(effect, confidence, k)
     asked = Asked(metric, filter, cluster, k)
     sides = aligned(read(a, asked), read(b, asked))
     pairs, refusals = paired(*sides)
@@ -187,11 +187,15 @@ def verdict(
     return replace(judged, reading=_reading(judged, whole))
 
 
-def _check(effect: float, confidence: float) -> None:
-    if not 0 < effect < 1:
+def _check(effect: float, confidence: float, k: int) -> None:
+    if not LEAST <= effect < 1:
         raise UsageError(
-            "an effect is a change of a share", got=effect, wanted="between 0 and 1, 0.02 for 2 points"
+            "an effect is a change of a share",
+            got=effect,
+            wanted=f"from {LEAST:g} to below 1, 0.02 for 2 points",
         )
+    if k < 1:
+        raise UsageError("pass@k counts samples", got=f"k = {k}", wanted="1 or more")
     if not 0.5 <= confidence < 1:
         raise UsageError("not a confidence", got=confidence, wanted="from 0.5 to below 1, such as 0.95")
 

@@ -141,7 +141,7 @@ def _files(source: str) -> list[Path]:
     if not Path(source).exists() and "," in source:
         return [file for part in source.split(",") for file in _files(part.strip())]
     path = Path(source)
-    if path.is_dir():
+    if source and path.is_dir():
         files = sorted(path.rglob("samples_*.jsonl")) or sorted(path.rglob("*.jsonl"))
         if not files:
             raise InputError(
@@ -150,8 +150,8 @@ def _files(source: str) -> list[Path]:
                 remedy="lm-eval writes them with --log_samples",
             )
         return files
-    if not path.is_file():
-        raise InputError("no such file", where=path)
+    if not source or not path.is_file():
+        raise InputError("no such file", where=source or "an empty name")
     return [path]
 
 

@@ -20,7 +20,7 @@ from narrowcast.statistics.bootstrap import Interval
 from narrowcast.statistics.power import mean_needed
 from narrowcast.statistics.proportions import unpaired_interval
 from narrowcast.statistics.sequential import Counter, sequential_interval, sequential_p
-from narrowcast.studies.verdict import Reading
+from narrowcast.studies.verdict import LEAST, Reading
 
 Kind = Literal["failures", "successes"]
 
@@ -63,9 +63,11 @@ def canary(
 ) -> Canary:
     """Judge counter ``b`` against ``a``, at whatever moment and however often. Raises UsageError for an effect or a
     confidence that is none."""
-    if effect is not None and not 0 < effect < 1:
+    if effect is not None and not LEAST <= effect < 1:
         raise UsageError(
-            "an effect is a change of a share", got=effect, wanted="between 0 and 1, 0.001 for 0.1 points"
+            "an effect is a change of a share",
+            got=effect,
+            wanted=f"from {LEAST:g} to below 1, 0.001 for 0.1 points",
         )
     if not 0.5 <= confidence < 1:
         raise UsageError("not a confidence", got=confidence, wanted="from 0.5 to below 1, such as 0.95")
