@@ -17,6 +17,7 @@ from narrowcast.jobs.quantize import quantize
 from narrowcast.studies.evaluate import Options, evaluate
 from narrowcast.studies.evaluation import Divergence
 from studies import calibrated_toys as toys
+from studies.words import save_with_words
 
 QUICK = Options(tokens=None, context=64, greedy=0)
 MLP = "model.layers.1.mlp"
@@ -35,7 +36,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, value in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(value, std=1.0)
-    return toys._save(tmp_path_factory.mktemp("faults") / "parent", model)
+    return save_with_words(tmp_path_factory.mktemp("faults") / "parent", model, toys.WORDS)
 
 
 @pytest.fixture(scope="module")
