@@ -169,7 +169,7 @@ class Builder:
                 return
         step: Step = "quantize"
         statics: dict[str, Array] = {}
-        carrier = np.dtype("<f4")
+        carrier: np.dtype[Any] = np.dtype("<f4")
         if isinstance(source, Coded):
             how = self._ordered(source, how)
             step = self._step(name, source, how)

@@ -22,7 +22,8 @@ def cache_values(builder: Builder) -> dict[Path, list[tuple[str, Array]]]:
     cannot have are left out, and the builder's fallbacks say so. Calibrated ones lie beside the projections of keys."""
     if builder.calibration is not None and builder.calibration.kv is not None:
         return _calibrated(builder, builder.calibration, builder.calibration.kv)
-    scales, cache, found = builder.opened.contents.cache_scales, builder.container.cache, {}
+    scales, cache = builder.opened.contents.cache_scales, builder.container.cache
+    found: dict[Path, list[tuple[str, Array]]] = {}
     if scales and (cache is None or _kv(builder) is None):
         builder.fallbacks.append(
             f"{scales[0].attention}: {builder.container.name} has no scales of "

@@ -46,7 +46,8 @@ from narrowcast.tensors.schemes import Scheme
 
 ROWS, COLUMNS, LAYERS = 8, 32, 3
 UNITS = {"bf16": 2.0**-8, "fp32": UNIT, "fp32_pairwise": UNIT, "exact": 0.0}
-F32, F64 = NDArray[np.float32], NDArray[np.float64]
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 
 
 def check_name(name: str) -> None:

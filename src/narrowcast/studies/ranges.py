@@ -31,7 +31,7 @@ ATTENTION = "sdpa"  # the one that skeletons are built with
 _OF_EXPERTS = re.compile(r"^(.*experts)\.\d+\.")
 
 
-class Passing(DynamicCache):  # type: ignore[misc]
+class Passing(DynamicCache):
     """A cache that keeps nothing and remembers what it was last given."""
 
     def __init__(self) -> None:
