@@ -96,7 +96,7 @@ def test_codes_quantized_again_are_those_of_torch(own: float, kept: float) -> No
     assert (requantized(own, kept)[[0x7F, 0xFF]] == [0x7F, 0xFF]).all()
 
 
-def fused(tmp_path: Path) -> Path:
+def fused(tmp_path: Path, dtype: torch.dtype) -> Path:
     """A Llama in FP8 per tensor with stored scales of inputs, those of q, k and v all different."""
     made = tmp_path / "q"
     api.quantize(toys.llama(tmp_path / "parent"), made, "fp8_per_tensor", container="compressed-tensors")
@@ -104,7 +104,7 @@ def fused(tmp_path: Path) -> Path:
     for i, (name, one) in enumerate(sorted(tensors.items())):
         if name.endswith("weight_scale"):
             stem = name.removesuffix("weight_scale")
-            tensors[name] = one * (1 + 0.125 * (i % 5))
+            tensors[name] = (one * (1 + 0.125 * (i % 5))).to(dtype)
             tensors[f"{stem}input_scale"] = torch.tensor([0.01 + i / 1024])
     save_file(tensors, made / "model.safetensors", {"format": "pt"})
     config = json.loads((made / "config.json").read_text())
@@ -114,8 +114,9 @@ def fused(tmp_path: Path) -> Path:
     return made
 
 
-def test_fused_layers_keep_the_largest_scale(tmp_path: Path) -> None:
-    made = fused(tmp_path)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_layers_keep_the_largest_scale(tmp_path: Path, dtype: torch.dtype) -> None:
+    made = fused(tmp_path, dtype)
     tensors = load_file(made / "model.safetensors")
     groups = (("q_proj", "k_proj", "v_proj"), ("o_proj",)), (("gate_proj", "up_proj"), ("down_proj",))
     with Running.open(made) as run:

@@ -43,6 +43,7 @@ from narrowcast.model.roles import Role
 from narrowcast.numbers.codec import decode, encode
 from narrowcast.numbers.formats import E2M1, E4M3FN, FP32, INT8
 from narrowcast.runtime.online import FP8_GROUP, FP8_TOKEN, INT8_TOKEN
+from narrowcast.tensors.scaling import store_scale
 from narrowcast.tensors.schemes import Arithmetic, Scale, Scheme
 
 NVFP4 = Scheme(
@@ -86,7 +87,8 @@ def loaded(one: Held, coded: Coded, together: Sequence[Held]) -> tuple[Rows, flo
     if scheme.element is not E4M3FN or coded.stored.linear.input is None:
         return rows, outer, False
     codes = requantized(outer, kept)[rows.packed]
-    return Rows(codes, np.full_like(rows.scales, kept), rows.zero), kept, kept != outer
+    scale = store_scale(np.full(rows.scales.shape, kept, np.float32), scheme.inner.format)
+    return Rows(codes, scale, rows.zero), kept, kept != outer
 
 
 def differing(together: Sequence[Held]) -> bool:
