@@ -23,6 +23,7 @@ from narrowcast.studies.evaluate import Options, evaluate
 from narrowcast.studies.evaluation import Asked, Evaluation, Gap, Histogram, Percentiles
 from narrowcast.studies.measure import Beside, kl_rows
 from studies import calibrated_toys as toys
+from studies.words import save_with_words
 
 QUICK = Options(tokens=None, context=40, greedy=0)
 
@@ -174,7 +175,7 @@ def test_models_of_other_sizes_are_no_pair(
     small = tmp_path / "small"
     config = transformers.AutoConfig.from_pretrained(parent)
     config.update(other)
-    toys._save(small, transformers.AutoModelForCausalLM.from_config(config))
+    save_with_words(small, transformers.AutoModelForCausalLM.from_config(config), toys.WORDS)
     for child, against in ((small, parent), (parent, small)):
         with pytest.raises(IncomparableError, match="not of one architecture"):
             evaluate(child, against, text=files, options=QUICK)
