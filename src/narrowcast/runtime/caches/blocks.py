@@ -58,7 +58,9 @@ def _blocks(x: torch.Tensor, size: int) -> torch.Tensor:
 
 def _e2m1(x: torch.Tensor, bounds: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
     """E2M1 codes of [..., blocks, 16] packed two to a byte [..., blocks · 8]."""
-    codes = torch.bucketize(x.abs().contiguous(), bounds, right=True).to(torch.uint8) | (negative.to(torch.uint8) << 3)
+    codes = torch.bucketize(x.abs().contiguous(), bounds, right=True).to(torch.uint8) | (
+        negative.to(torch.uint8) << 3
+    )
     return packed(codes.flatten(-2))
 
 
