@@ -31,6 +31,7 @@ from torch import nn
 
 from narrowcast.errors import UsageError
 from narrowcast.numbers.formats import BF16, FP16, FP32
+from narrowcast.runtime.engine import as_engine
 from narrowcast.runtime.inputs import Inputs, operand_of
 from narrowcast.runtime.linear import ScaledLinear
 from narrowcast.runtime.product import Operand
@@ -227,6 +228,6 @@ def reference(part: ScaledLinear, child: Running) -> tuple[Operand, Inputs | Non
     except UsageError:
         return None
     if linear.input is not None:
-        return operand_of(q), Inputs(linear.input, None)
+        return operand_of(q), Inputs(as_engine(linear.input), None)
     narrow = torch.from_numpy(q.dequantize()).to(child.dtype)
     return Operand(narrow.float(), None, child.dtype == torch.bfloat16), None
