@@ -110,7 +110,7 @@ Asked = tuple[str, str]  # a table and a name in it; of caches, a mode
 def halves() -> tuple[Corpus, Corpus]:
     """The documents to calibrate on, and those to judge on: every second one, in the order of their names."""
     whole = read()
-    first, second = (Corpus(f"{whole.name}, half", whole.documents[start::2]) for start in (0, 1))
+    first, second = (Corpus(whole.name, whole.documents[start::2]) for start in (0, 1))
     return first, second
 
 
@@ -211,7 +211,7 @@ def cells(entry: Entry, between: str) -> list[str]:
         spread(gap.kl, 1000, three, between),
         three(1000 * p99),
         spread(gap.top1, 100, lambda x: f"{x:.1f}", between),
-        spread(gap.perplexity, 100, lambda x: f"{x:.2f}", between),
+        spread(gap.perplexity, 100, lambda x: f"{x:.{2 if abs(x) < 10 else 0}f}", between),
     ]
 
 
@@ -234,6 +234,8 @@ class Pair:
 
     @property
     def said(self) -> str:
+        if self.less.low == self.less.high == 0:
+            return "the same numbers"
         if self.less.high < 0:
             return "nearer"
         return "farther" if self.less.low > 0 else "no difference shown"
@@ -301,7 +303,7 @@ def markdown(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"| {pair.first} | {pair.second} | {less} | {pair.said} |"
 
 
-def facts(corpus: Corpus, pieces: Sequence[Piece], stats: Path, command: str, seconds: float) -> list[str]:
+def facts(corpus: Corpus, pieces: Sequence[Piece], stats: Path, command: str) -> list[str]:
     """What the numbers depend on."""
     seen = read_stats(stats)
     predicted = sum(len(piece.ids) - 1 for piece in pieces)
@@ -313,7 +315,7 @@ def facts(corpus: Corpus, pieces: Sequence[Piece], stats: Path, command: str, se
     amax, beyond = ([most(which, value) for which in "kv"] for value in (_amax, _beyond))
     python = platform.python_version()
     return [
-        f"`{command}`, {seconds / 60:.0f} minutes: narrowcast {__version__}, torch {version('torch')}, "
+        f"`{command}`: narrowcast {__version__}, torch {version('torch')}, "
         f"transformers {version('transformers')}, numpy {np.__version__}, Python {python}.",
         f"Text: {predicted} predictions in {documents} documents, every second one of {corpus.name}, in pieces of "
         f"at most {CONTEXT} tokens; SHA-256 {corpus.sha256[:16]}. Calibrated on {seen.tokens} tokens of the others.",
@@ -357,8 +359,8 @@ def main() -> int:
             pieces = shared(run, None, judging, CONTEXT, options.tokens).pieces
         entries = all_judged(options.only, pieces, stats, options.workers)
         command = f"python benchmarks/quality.py --tokens {options.tokens}"
-        said = facts(judging, pieces, stats, command, perf_counter() - start)
-    print("\n".join([*printed(entries), "", *said]))
+        said = facts(judging, pieces, stats, command)
+    print("\n".join([*printed(entries), "", *said, f"{perf_counter() - start:.0f} s"]))
     if not options.only:
         write_page(["\n\n".join(said), *markdown(entries)])
     return 0
