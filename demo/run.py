@@ -1,4 +1,4 @@
-"""The whole demo: make a BF16 model, quantize it three ways with the command line, let all four answer.
+"""The whole demo: make a BF16 model, quantize it three ways with the command line, judge them, let all four answer.
 
 ``python -m demo.run [DIRECTORY]``; what an earlier run left there (default: demo-output) is used again.
 """
@@ -21,6 +21,7 @@ from . import proof, source, talk
 PRESETS = ("fp8_dynamic", "w4a16", "nvfp4a16")
 WIDTH = 80
 INDENT = 13
+TOKENS = 1024  # that the results are judged by
 
 
 def say(label: str, text: str) -> None:
@@ -84,17 +85,55 @@ def quantize(directory: Path, preset: str) -> dict[str, Any]:
     return answer
 
 
-def table(directory: Path, answers: dict[str, dict[str, Any]], replies: dict[str, talk.Reply]) -> None:
-    """Sizes, SQNR over all quantized elements, seconds of the whole command, and how the model spoke."""
+def judge(directory: Path, preset: str) -> dict[str, Any]:
+    """Run ``narrowcast evaluate`` on a result beside its source, and keep its ``--json`` answer. Raises
+    CalledProcessError."""
+    out = directory.with_name(preset)
+    kept = directory.with_name(f"{preset}-evaluation.json")
+    if kept.is_file():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    command = ["evaluate", str(out), "--against", str(directory), "--tokens", str(TOKENS), "--greedy", "0"]
+    print(
+        f"\n$ narrowcast evaluate {out} \\\n    --against {directory} --tokens {TOKENS} --greedy 0",
+        flush=True,
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "narrowcast", *command, "--json"],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    found = json.loads(done.stdout)
+    say("", found["verdict"]["sentence"])
+    source.write_json(kept, found)
+    return found
+
+
+def table(
+    directory: Path,
+    answers: dict[str, dict[str, Any]],
+    judged: dict[str, dict[str, Any]],
+    replies: dict[str, talk.Reply],
+) -> None:
+    """Sizes, SQNR over all quantized elements, seconds of the whole command, distance from the parent, and how the
+    model spoke."""
     whole = size_of(directory)
-    print(f"\n{'':<{INDENT}}{'MB':>8}{'of bf16':>10}{'SQNR dB':>10}{'quantize s':>13}{'tokens/s':>11}")
-    print(f"{'bf16':<{INDENT}}{whole / 1e6:8.1f}{'':>33}{replies['bf16'].tokens_per_second:11.1f}")
+    print(
+        f"\n{'':<{INDENT}}{'MB':>7}{'of bf16':>9}{'SQNR dB':>9}{'made in s':>11}{'KL':>8}{'same best':>11}"
+        f"{'tokens/s':>10}"
+    )
+    print(f"{'bf16':<{INDENT}}{whole / 1e6:7.1f}{'':>48}{replies['bf16'].tokens_per_second:10.1f}")
     for preset, answer in answers.items():
-        size = size_of(directory.with_name(preset))
+        size, gap = size_of(directory.with_name(preset)), judged[preset]["gap"]
         print(
-            f"{preset:<{INDENT}}{size / 1e6:8.1f}{size / whole:10.1%}{answer['total']['sqnr_db']:10.2f}"
-            f"{answer['wall_seconds']:13.1f}{replies[preset].tokens_per_second:11.1f}"
+            f"{preset:<{INDENT}}{size / 1e6:7.1f}{size / whole:9.1%}{answer['total']['sqnr_db']:9.2f}"
+            f"{answer['wall_seconds']:11.1f}{gap['kl']['estimate']:8.3f}{gap['top1']['estimate']:11.1%}"
+            f"{replies[preset].tokens_per_second:10.1f}"
         )
+    print(
+        f"KL in nats per token and the same best next token, beside bf16 over {TOKENS} tokens of Python's help."
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -104,6 +143,7 @@ def main(arguments: list[str]) -> int:
     try:
         directory = make_source(output)
         answers = {preset: quantize(directory, preset) for preset in PRESETS}
+        judged = {preset: judge(directory, preset) for preset in PRESETS}
         print("\nLoaded by transformers and compressed-tensors, greedy:")
         print(f"\n{talk.QUESTION}\n", flush=True)
         replies = {}
@@ -115,7 +155,7 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     except subprocess.CalledProcessError as error:
         return error.returncode
-    table(directory, answers, replies)
+    table(directory, answers, judged, replies)
     print("\nThe embedding, 28 of 135 million parameters and tied to the output, stays BF16.")
     print(f"To start over: rm -r {output}")
     return 0
