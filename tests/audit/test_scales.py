@@ -222,8 +222,16 @@ def test_names_by_engine(tmp_path: Path, engine: str, read: bool) -> None:
 
 
 def test_no_engine_chosen(tmp_path: Path) -> None:
-    said = found(cached(tmp_path, both()), "NC203")
-    assert [(one.severity, one.facts["engine"]) for one in said] == [("info", "tensorrt-llm")]
+    """The container's own names are no news, whoever does not read them; another's are."""
+    assert found(cached(tmp_path / "own", both()), "NC203") == []
+    modelopt = {f"{ATTENTION.format(i)}.{w}_proj.{w}_scale": scale(0.1) for i in (0, 1) for w in "kv"}
+    said = found(cached(tmp_path / "other", modelopt), "NC203")
+    assert {(one.severity, one.repair) for one in said} == {("info", "kv_names")}
+
+
+def test_own_names_are_not_repaired(tmp_path: Path) -> None:
+    (one,) = found(cached(tmp_path, both()), "NC203", engine="tensorrt-llm")
+    assert (one.severity, one.repair) == ("warning", None)
 
 
 def test_mtp_layers_are_not_counted(tmp_path: Path) -> None:

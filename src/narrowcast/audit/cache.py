@@ -160,26 +160,43 @@ def one_cache_scale(subject: Subject) -> Iterator[Finding]:
 def unread_cache_scale(subject: Subject) -> Iterator[Finding]:
     """KV cache scales have names that the engine does not read.
 
-    What: scales of keys and values are in the file, under names that the chosen engine (`--for`) skips; without a
-    choice, an information that names the engines.
+    What: scales of keys and values are in the file, under names that the chosen engine (`--for`) skips. Without a
+    choice, an information about names that are not the container's own.
     Why: what an engine does not read, it replaces by 1.0, and says so in one line of its log at most.
-    Fix: `narrowcast repair` renames them; compressed-tensors' are <attention>.k_scale, ModelOpt's
-    <attention>.k_proj.k_scale.
+    Fix: `narrowcast repair` gives them the container's own names: compressed-tensors' are <attention>.k_scale,
+    ModelOpt's <attention>.k_proj.k_scale. An engine that does not read those either needs another container, or the
+    scales elsewhere.
     False alarm: a newer engine that knows more names than the table here.
     """
     from narrowcast.hardware.caches import reads_cache_scale
     from narrowcast.hardware.engines import ENGINES
 
-    container, tensors = subject.container or "", _unique(subject)
+    container, tensors, chosen = subject.container or "", _unique(subject), subject.engine is not None
+    own = {scale.tensor for scale in cache_scales(subject.checkpoint.entries) if _own_name(scale, container)}
     for engine in [subject.engine] if subject.engine is not None else ENGINES:
         unread = [name for name in tensors if not reads_cache_scale(engine, name, container)]
-        if unread:
+        foreign = [name for name in unread if name not in own]
+        if unread if chosen else foreign:
             yield Finding(
                 f"{ENGINES[engine]} reads {len(tensors) - len(unread)} of {len(tensors)} KV cache scales",
                 tensor=unread[0], count=len(unread), got=unread[0].rpartition("self_attn.")[2],
-                severity=None if subject.engine is not None else "info", repair="kv_names",
-                remedy="`narrowcast repair` renames them", facts={"engine": engine},
+                severity=None if chosen else "info", repair="kv_names" if foreign else None,
+                remedy="`narrowcast repair` renames them" if foreign else "another container (`narrowcast convert`)",
+                facts={"engine": engine},
             )  # fmt: skip
+
+
+def _own_name(scale: CacheScale, container: str) -> bool:
+    """Whether a scale is called what its container calls it."""
+    from narrowcast.containers import containers
+
+    row = containers.get(container)
+    if row is None or row.cache is None:
+        return False
+    return (
+        scale.which in row.cache.suffixes
+        and scale.tensor == scale.attention + row.cache.suffixes[scale.which]
+    )
 
 
 @rule("NC204", "warning")
