@@ -238,6 +238,44 @@ def test_fp8_caches_with_every_kind_of_scale_and_attention(
         evaluate(child, parent, text=files, options=Options(caches=("mxfp8",), attention="fp8"))
 
 
+def test_engines_words_for_caches(child: Path, files: list[str]) -> None:
+    """vLLM's fp8 is fp8_e4m3, and runs once."""
+    options = replace(QUICK, tokens=40, caches=("fp8", "fp8_e4m3", "fp4_mx_block16"))
+    found = evaluate(child, text=files[:1], options=options)
+    assert [row.mode for row in found.caches] == ["fp8_e4m3, unity", "fp4_mx_block16"]
+
+
+def test_without_a_parent_it_says_what_a_perplexity_is_good_for(child: Path, files: list[str]) -> None:
+    notes = evaluate(child, text=files[:1], options=QUICK).notes
+    assert [note for note in notes if "same text, tokenizer and context; --against PARENT" in note]
+
+
+def test_a_head_that_is_not_stored_and_not_tied_is_named(parent: Path, files: list[str]) -> None:
+    other = edited(parent, "headless")
+    weights = load_file(other / "model.safetensors")
+    weights.pop("lm_head.weight")
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    said = "lm_head is not stored and the config does not tie it: the embedding stands in for it"
+    assert f"child: {said}" in evaluate(other, parent, text=files[:1], options=QUICK).notes
+    tied = edited(other, "headless_tied", tie_word_embeddings=True)
+    assert not [note for note in evaluate(tied, text=files[:1], options=QUICK).notes if "lm_head" in note]
+
+
+def test_other_ends_of_text_are_named(parent: Path, files: list[str]) -> None:
+    def notes(model: Path) -> list[str]:
+        found = evaluate(model, parent, text=files[:1], options=QUICK)
+        more = found.divergence.notes if found.divergence is not None else ()
+        return [note for note in (*found.notes, *more) if "eos_token_id" in note]
+
+    first = json.loads((parent / "config.json").read_text())["eos_token_id"]
+    assert notes(edited(parent, "same_end")) == []
+    said = f"eos_token_id is 7, the parent's {first}; texts end elsewhere"
+    assert notes(edited(parent, "other_end", eos_token_id=7))[0] == f"config.json: {said}"
+    generates = edited(parent, "generates_on")
+    (generates / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert notes(generates) == [f"generation_config.json: {said}"]
+
+
 def test_a_cache_that_the_checkpoint_asks_for_and_that_did_not_run_is_named(
     parent: Path, files: list[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import transformers
 from narrowcast.cli import main
 from narrowcast.errors import InputError
 from narrowcast.jobs.quantize import quantize
+from narrowcast.report.evaluate import evaluate_page
 from narrowcast.runtime.walk import Running
 from narrowcast.studies.continuations import write
 from narrowcast.studies.retrieval import solved
 from narrowcast.studies.structured import first_value, fits, read_schema
 from studies import calibrated_toys as toys
+from studies.evaluations import everything
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,18 @@ def test_the_page_fits_and_the_record_says_the_same(
     assert found["caches"][0]["mode"] == "fp8_e4m3, unity"
     assert len(found["greedy"]["rows"]) == 2
     assert f"{found['gap']['kl']['estimate']:.3g}" in page
+    layers = found["divergence"]["layers"]
+    most = max(layer["local"] / layer["expected"] for layer in layers)
+    assert f"No layer errs by more than {most:.3g} times what its format explains" in page
+
+
+def test_names_of_caches_are_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = everything()
+    row = replace(found.caches[0], mode="fp8_head, computed, fp8_p448 attention", clipped=8.12e-6)
+    lines = evaluate_page(replace(found, caches=(row,)))
+    assert [line for line in lines if line.startswith("fp8_head, computed, fp8_p448 attn ")]
+    assert max(map(len, lines)) <= 80
 
 
 def test_exit_codes(models: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]) -> None:

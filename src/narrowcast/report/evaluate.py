@@ -35,7 +35,7 @@ def evaluate_page(found: Evaluation) -> list[str]:
         _faults(found.divergence),
         facts(setting(found), indent=0),
         _models(found),
-        _gap(found.gap) if found.gap is not None else [],
+        _gap(found.gap, yardstick(found.divergence)) if found.gap is not None else [],
         _worst(found.gap.worst) if found.gap is not None else [],
         _layers(found.divergence) if found.gap is not None and not found.gap.identical else [],
         _caches(found.caches),
@@ -113,14 +113,28 @@ def gap_rows(gap: Gap) -> list[tuple[str, Interval, Callable[[float], str], str]
     ]
 
 
-def _gap(gap: Gap) -> list[str]:
+def _gap(gap: Gap, measure: str) -> list[str]:
     rows = [
         (name, spell(value.estimate), ends(value, spell), words)
         for name, value, spell, words in gap_rows(gap)
     ]
     lines = table(("child beside parent", "mean", "95 %", ""), rows, "lrlL")
     rms = f"The true token's probability moves by {100 * gap.shift_rms:.2f} points (rms)."
-    return [*lines, "", *table(*tail_rows(gap), "lrrrrr"), *hanging(rms)]
+    return [
+        *lines,
+        "",
+        *table(*tail_rows(gap), "lrrrrr"),
+        *hanging(rms),
+        *(hanging(measure) if measure else []),
+    ]
+
+
+def yardstick(divergence: Divergence | None) -> str:
+    """How the layers' errors compare with what the format must cost; nothing where faults say it, or none was run."""
+    if divergence is None or divergence.faults or divergence.excess is None:
+        return ""
+    most = number(divergence.excess, 3)
+    return f"No layer errs by more than {most} times what its format explains; from 2 times on it is a probable bug."
 
 
 def tail_rows(gap: Gap) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -185,26 +199,30 @@ def _faults(divergence: Divergence | None) -> list[str]:
     return lines + ([f"  and in {left} more places"] if left > 0 else [])
 
 
-CACHES = ("KV cache", "B/token", "KL alone", "to parent", "perplexity", "same best", "clipped")
+CACHES = ("KV cache", "B/token", "KL alone", "to parent", "perplexity", "clipped", "same best")
 
 
 def cache_cells(row: CacheRow) -> tuple[str, ...]:
     """One row under the titles CACHES."""
     if row.alone is None:
-        return row.mode, quantity(row.bytes_per_token), "NaN", "-", "-", "-", percent(row.clipped)
+        return row.mode, quantity(row.bytes_per_token), "NaN", "-", "-", percent(row.clipped), "-"
     alone, gap = row.alone, row.gap
     both = number(gap.kl.estimate, 3) if gap is not None else "-"
     return (
         row.mode, quantity(row.bytes_per_token), number(alone.kl.estimate, 3), both,
-        signed(alone.perplexity.estimate), percent(alone.top1.estimate), percent(row.clipped),
+        signed(alone.perplexity.estimate), percent(row.clipped), percent(alone.top1.estimate),
     )  # fmt: skip
 
 
 def _caches(rows: Sequence[CacheRow]) -> list[str]:
+    """In fewer columns than the record and the HTML page have, so that names of modes are whole."""
     if not rows:
         return []
-    beside = "KL alone, perplexity and same best are beside the child with a wide cache, to parent beside the parent."
-    return [*table(CACHES, map(cache_cells, rows), "Lrrrrrr"), *hanging(beside)]
+    cells = [cache_cells(row)[:-1] for row in rows]
+    cells = [(mode.replace("attention", "attn"), *numbers) for mode, *numbers in cells]
+    titles = ("KV cache", "B/token", "alone", "parent", "perplexity", "clipped")
+    said = "alone: KL beside the child with a wide cache, as is the change of perplexity; parent: KL beside the parent."
+    return [*table(titles, cells, "Lrrrrr"), *hanging(said)]
 
 
 def _greedy(greedy: Greedy | None) -> list[str]:

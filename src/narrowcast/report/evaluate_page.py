@@ -20,6 +20,7 @@ from narrowcast.report.evaluate import (
     setting,
     side_cells,
     tail_rows,
+    yardstick,
 )
 from narrowcast.report.evaluate_figures import figures
 from narrowcast.report.evaluate_style import EVALUATION
@@ -134,7 +135,9 @@ def _accuracy(found: Evaluation) -> list[str]:
             rows.append(_numbers(shown, about, spell(value.estimate), ends(value, spell), drawn))
     confidence = f"{100 * found.child.perplexity.confidence:g} %"
     head = f"<th></th><th class=n>mean</th><th class=n>{confidence} interval</th><th></th>"
-    return [f"<table class=numbers><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"]
+    table = f"<table class=numbers><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    said = yardstick(found.divergence)
+    return [table, *([f"<p>{escaped(said)}</p>"] if said else [])]
 
 
 def _numbers(name: str, about: str, mean: str, interval: str, drawn: str = "") -> str:

@@ -139,6 +139,10 @@ class Running:
                 f"{len(run.unused)} tensors of the checkpoint belong to no parameter of {type(made).__name__} and are "
                 f"not used: {some(list(run.unused), 3)}"
             )
+        run.notes += [
+            f"{head} is not stored and the config does not tie it: the embedding stands in for it"
+            for head in run.weights.borrowed
+        ]
         return run
 
     def __enter__(self) -> Self:
@@ -154,6 +158,13 @@ class Running:
     @property
     def config(self) -> Any:
         return self.model.config
+
+    @property
+    def stops(self) -> Any:
+        """The ids that end a text, as generation takes them. CheckpointError for a damaged generation_config.json."""
+        from transformers import GenerationConfig
+
+        return _generation(self.root, GenerationConfig.from_model_config(self.config)).eos_token_id
 
     @property
     def unused(self) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ class Weights:
     online: Online | None = None
     names: Names | None = None
     unused: tuple[str, ...] = ()
+    borrowed: tuple[str, ...] = ()  # heads that are not stored although the config does not tie them
     merged: bool = False  # whether a matrix was read of which an engine keeps another scale than the file's
     _names: dict[str, Held] = field(default_factory=dict)
 
@@ -61,8 +62,14 @@ class Weights:
                     f"two tensors are {take(name)} of the model", where=self.opened.checkpoint.root,
                     got=f"{other.name} and {name}", wanted="one of them",
                 )  # fmt: skip
+        tied = {head for head, _ in self.names.tied} if self.names is not None else set()
         for name, one in tensors.tied.items():
-            self._names.setdefault(take(name), one)
+            if (
+                self._names.setdefault(take(name), one) is one
+                and self.names is not None
+                and take(name) not in tied
+            ):
+                self.borrowed += (take(name),)
         if self.names is not None:
             for head, source in self.names.tied:
                 if source in self._names:

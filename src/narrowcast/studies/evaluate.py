@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowcast.errors import IncomparableError
+from narrowcast.errors import CheckpointError, IncomparableError
 from narrowcast.jobs.stream import ProgressFactory, Silent
 from narrowcast.runtime.caches import CacheFactory
 from narrowcast.runtime.lanes import Lane, together
@@ -288,14 +288,37 @@ def _caches(lanes: _Lanes) -> tuple[CacheRow, ...]:
 def _notes(runs: dict[str, Running], options: Options) -> list[str]:
     from narrowcast.runtime.walk import said_dtype
 
-    found = []
+    two = "parent" in runs and runs["parent"] is not runs["child"]
+    found = [f"{name}: {note}" for name, run in runs.items() if two or name == "child" for note in run.notes]
+    if two:
+        found += _stops(runs["parent"], runs["child"])
     if "parent" in runs:
         own = said_dtype(runs["parent"].opened.checkpoint.config or {})
         ran = str(runs["child"].dtype).removeprefix("torch.")
         if own != ran:
             found.append(f"the parent's own dtype is {own}; both ran in {ran}")
+    else:
+        found.append(
+            "a perplexity compares only with others of the same text, tokenizer and context; --against PARENT says "
+            "what quantization changed"
+        )
     kv = runs["child"].opened.contents.kv
     if kv is not None:
         more = "" if options.caches else f"; --kv {CACHE_MODES.get(kv, kv)} runs that as well"
         found.append(f"the checkpoint asks for an {kv} KV cache, and the child ran with a wide one{more}")
     return found
+
+
+def _stops(parent: Running, child: Running) -> list[str]:
+    """What ends a text, where the two do not agree: predictions are the same, and a server goes on or stops early."""
+    config = child.config.eos_token_id, parent.config.eos_token_id
+    try:
+        stops = child.stops, parent.stops
+    except CheckpointError as error:
+        return [str(error).split("\n")[0]]
+    pairs = [("config.json", config), *([("generation_config.json", stops)] if stops != config else [])]
+    return [
+        f"{where}: eos_token_id is {mine}, the parent's {theirs}; texts end elsewhere"
+        for where, (mine, theirs) in pairs
+        if mine != theirs
+    ]

@@ -167,6 +167,12 @@ class Divergence:
     def jump(self) -> Fault | None:
         return self.faults[0] if self.faults else None
 
+    @property
+    def excess(self) -> float | None:
+        """The largest error of a layer as a multiple of what its format explains; None where none was looked at."""
+        seen = [row.local / row.expected for row in self.layers if row.local is not None and row.expected]
+        return max(seen, default=None)
+
 
 @dataclass(frozen=True)
 class Continuation:

@@ -33,7 +33,7 @@ SAME_WORDS = 0.5  # top-1 agreement of models that mean the same
 BIAS = 0.1  # relative error of a bias beyond what 16 bits and bias corrections change
 UNTOLD = {
     "quantization_config", "dtype", "torch_dtype", "transformers_version", "architectures", "_name_or_path",
-    "use_cache", "id2label", "label2id", "attn_implementation",
+    "use_cache", "id2label", "label2id", "attn_implementation", "eos_token_id",
 }  # fmt: skip
 
 

@@ -58,8 +58,7 @@ def cache_lanes(
 
     Raises UsageError for an unknown mode, and for scales or FP8 attention without a mode that takes them.
     """
-    for mode in modes:
-        cache_mode(mode)
+    modes = list(dict.fromkeys(cache_mode(mode).name for mode in modes))
     reads = [mode for mode in modes if mode in OF_E4M3]
     if not reads and (scales is not None or attention is not None):
         raise UsageError(

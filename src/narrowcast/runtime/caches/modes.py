@@ -111,10 +111,14 @@ _ROWS = (
 )
 
 MODES: Mapping[str, CacheMode] = MappingProxyType({mode.name: mode for mode in _ROWS})
+SPELLINGS = MappingProxyType(
+    {"fp8": "fp8_e4m3"}
+)  # vLLM's and TensorRT-LLM's word, where it is not the mode's name
 
 
 def cache_mode(name: str) -> CacheMode:
-    """The mode of that name. Raises UsageError, with the names there are."""
-    if name not in MODES:
+    """The mode of that name, its own or an engine's. Raises UsageError, with the names there are."""
+    own = SPELLINGS.get(name, name)
+    if own not in MODES:
         raise UsageError("unknown mode of the KV cache", got=name, wanted=", ".join(MODES))
-    return MODES[name]
+    return MODES[own]
