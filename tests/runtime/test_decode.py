@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests import toys
+from tests.runtime.families import saved
 
 from narrowcast import api
 from narrowcast.errors import UsageError
@@ -135,6 +136,29 @@ def test_layers_with_quantized_inputs_compute_what_the_walk_computes(
 
     assert main(["quantize", str(toy), str(tmp_path / "q"), "--preset", preset, "--json"]) == 0
     assert_alike(tmp_path / "q")
+
+
+def test_stacked_experts_that_are_stored_transposed_stay_packed(tmp_path: Path) -> None:
+    api.quantize(saved("gpt-oss", tmp_path / "parent", torch.bfloat16), tmp_path / "q", "mxfp4a16")
+    assert_alike(tmp_path / "q")
+
+
+def test_plain_layers_that_are_stored_transposed(tmp_path: Path) -> None:
+    """GPT-2's. Quantized to INT8 every weight lies within half a step, s/2, of its own, after one rounding of 2^-24."""
+    model = saved("gpt2-learned-positions", tmp_path)
+    with Running.open(model, "float32") as run:
+        plain = {
+            module.name: module for module in run.resident().modules() if isinstance(module, ScaledLinear)
+        }
+    whole, _ = packed(model, "int8_channel", "float32")
+    layers = [module for module in whole.modules() if isinstance(module, PackedLinear)]
+    assert len(layers) == 4 * 4
+    for layer in layers:
+        wide = plain[layer.name].weight.matrix
+        step = wide.abs().amax(1, keepdim=True) / 127
+        assert ((layer.weight.decoded(0, layer.out_features) - wide).abs() <= step * (0.5 + 2.0**-16)).all()
+    with torch.no_grad():
+        assert whole(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
 
 
 def test_shuffled_columns_are_decoded_in_their_order(tmp_path: Path) -> None:

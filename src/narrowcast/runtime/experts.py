@@ -47,9 +47,9 @@ class _Transposed(ScaledLinear):
     bits depend on the order of sums."""
 
     @classmethod
-    def of(cls, made: ScaledLinear) -> ScaledLinear:
-        """The same projection, where its numbers are plain float32."""
-        if not made.plain or made.weight.matrix.dtype != torch.float32:
+    def of(cls, made: nn.Module) -> nn.Module:
+        """The same projection, where its numbers are plain float32; one of ``runtime.decode`` stays as it is."""
+        if not isinstance(made, ScaledLinear) or not made.plain or made.weight.matrix.dtype != torch.float32:
             return made
         weight = replace(made.weight, matrix=made.weight.matrix.T.contiguous().T)
         return cls(made.name, weight, None, made.bias, plain=True)

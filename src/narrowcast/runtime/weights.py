@@ -216,10 +216,10 @@ def fill(part: nn.Module, path: str, weights: Weights) -> nn.Module:
     return part
 
 
-def in_columns(linear: ScaledLinear) -> ScaledLinear:
+def in_columns(linear: nn.Module) -> nn.Module:
     """A linear whose weight lies in memory as [K, N]: what families multiply by that store it so. The numbers are the
-    same; the order in which BLAS sums them is that of the family too."""
-    if linear.plain and linear.weight.matrix.dtype == torch.float32:
+    same; the order in which BLAS sums them is that of the family too. One of ``runtime.decode`` stays as it is."""
+    if isinstance(linear, ScaledLinear) and linear.plain and linear.weight.matrix.dtype == torch.float32:
         linear.weight = replace(linear.weight, matrix=linear.weight.matrix.T.contiguous().T)
     return linear
 

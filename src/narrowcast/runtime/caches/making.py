@@ -1,6 +1,6 @@
 """Caches for a model: the same mode in every attention layer, but for those that are told to stay wide.
 
-    make = CacheFactory(model.config, "fp8_e4m3", scales);   model.generate(..., past_key_values=make());   make.seen
+    make = CacheFactory(model.config, "fp8_e4m3", scales);   model.generate(..., cache=make());   make.seen
 
 Layers that hold no keys and values (state-space layers, layers that reuse another's) are transformers' own.
 """
