@@ -25,22 +25,19 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from narrowcast.errors import UsageError
-from narrowcast.numbers.formats import BF16, FP16, FP32
 from narrowcast.runtime.engine import as_engine
 from narrowcast.runtime.inputs import Inputs, operand_of
 from narrowcast.runtime.linear import ScaledLinear
 from narrowcast.runtime.product import Operand
-from narrowcast.runtime.tensors import quantize
+from narrowcast.runtime.quantizing import decoded, quantized
 from narrowcast.runtime.walk import Running, State
 from narrowcast.studies.evaluation import Part
 from narrowcast.texts.documents import Piece
 
-FORMATS = {torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}
 SAMPLE = 128  # tokens that are looked at
 Tensors = list[torch.Tensor]
 
@@ -224,10 +221,10 @@ def reference(part: ScaledLinear, child: Running) -> tuple[Operand, Inputs | Non
     weight = part.weight
     values = weight.matrix if weight.scale is None else weight.matrix * weight.scale
     try:
-        q = quantize(np.ascontiguousarray(values.numpy()), scheme, FORMATS[child.dtype])
+        q = quantized(values.to(child.dtype), scheme)  # exact: the parent runs in this dtype
     except UsageError:
         return None
     if linear.input is not None:
         return operand_of(q), Inputs(as_engine(linear.input), None)
-    narrow = torch.from_numpy(q.dequantize()).to(child.dtype)
+    narrow = decoded(q).to(child.dtype)
     return Operand(narrow.float(), None, child.dtype == torch.bfloat16), None
