@@ -21,6 +21,7 @@ from narrowcast.jobs.cache_scales import read_overlay
 from narrowcast.jobs.quantize import quantize
 from narrowcast.jobs.stats import Stats
 from narrowcast.repair.kv_scales import write_kv_scales
+from narrowcast.report.calibrate import calibrate_kv_page
 from narrowcast.studies.calibrate import calibrate
 from narrowcast.studies.calibrate_kv import calibrate_kv, save_overlay
 from studies.calibrated_toys import bf16, llama, texts
@@ -150,6 +151,26 @@ def test_the_measured_divergences(made: tuple[Path, Path, Stats], tmp_path: Path
     assert rows["unity"].gap.kl.estimate > 10 * rows["computed"].gap.kl.estimate > 0
     assert found.layers[0]["k_beyond_448"] > 0.5
     assert found.layers[0]["v_beyond_448"] == 0
+    clipped = f"unity clips {100 * rows['unity'].keys_clipped:.2g} % of K here"
+    assert found.conclusion.startswith(clipped)
+    assert found.conclusion.endswith("cannot be told apart on 2 documents")
+    apart = calibrate_kv(large, texts(tmp_path, *[40] * 9, seed=7), tokens=40, measure=320, dtype="float32")
+    assert apart.conclusion.startswith("unity clips ")
+    assert " % of K here and costs " in apart.conclusion
+    page = " ".join(" ".join(calibrate_kv_page(found, "out", ())).split())
+    assert f"of {found.text.name}, sha256" in page  # type: ignore[union-attr]
+    assert "documents that the scales were not made from" in page
+    assert found.to_json()["conclusion"] in page.replace("Unity", "unity")
+
+
+def test_caches_that_are_alike_are_said_to_be(made: tuple[Path, Path, Stats], tmp_path: Path) -> None:
+    """Random keys of order one: nothing is clipped, and eight bits are eight bits. Both runs read the same text."""
+    model, _, _ = made
+    files = texts(tmp_path, 30, 30, 30, seed=7)
+    calibrate(model, tmp_path / "same.stats", files, tokens=None, dtype="float32")
+    found = calibrate_kv(model, files, stats=tmp_path / "same.stats", measure=90, dtype="float32")
+    said = "unity clips nothing here, and the three cannot be told apart on this text"
+    assert (found.conclusion, found.fresh) == (said, False)
 
 
 def test_what_cannot_be_done(made: tuple[Path, Path, Stats], tmp_path: Path) -> None:

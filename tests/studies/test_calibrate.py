@@ -119,6 +119,17 @@ def test_experts_see_the_tokens_that_the_router_sends(tmp_path: Path) -> None:
     assert {shared[f"model.layers.0.mlp.experts.{e}.down_proj"] for e in range(8)} == {max(own)}
 
 
+def test_little_text_is_said_to_be_little(model: Path, tmp_path: Path) -> None:
+    few = run(model, tmp_path / "few.safetensors", texts(tmp_path, 30))
+    assert few.to_json()["notes"] == list(few.notes)
+    assert [note.split(":")[0] for note in few.notes] == ["30 tokens are few", "one piece of text"]
+    enough = run(
+        model, tmp_path / "enough.safetensors", texts(tmp_path, study.FEW // 2, study.FEW // 2, seed=3)
+    )
+    assert enough.stats.tokens == study.FEW
+    assert enough.notes == ()
+
+
 def test_a_merge_is_one_run_over_both_texts(model: Path, tmp_path: Path) -> None:
     first, second = texts(tmp_path, 40, 8, seed=1), texts(tmp_path, 25, seed=2)
     a = run(model, tmp_path / "a.safetensors", first).stats

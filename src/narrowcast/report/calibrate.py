@@ -44,6 +44,7 @@ def calibrate_page(done: Calibrated) -> list[str]:
             f"note: {path}: {len(few)} of {len(stats.experts[path])} experts saw fewer than {STARVED} tokens "
             f"({names}); their inputs go by the largest range of the layer's experts. More text reaches more."
         )
+    lines += [line for note in done.notes for line in hanging(f"note: {note}")]
     return [*lines, "", *hanging(f"narrowcast quantize MODEL OUT --preset fp8+kv8 --stats {done.out}")]
 
 
@@ -138,7 +139,16 @@ def _measured(found: KVCalibration) -> list[str]:
     ]  # fmt: skip
     titles = ("scales", "KL", "95 % interval", "same best", "K clipped", "V clipped")
     lines = table(titles, rows, "lrrrrr", indent=2)
-    return [*lines, *hanging(f"  nats per token beside a wide cache, over {found.tokens} predictions")]
+    whose = {
+        True: ", in documents that the scales were not made from",
+        False: ", a text that the scales were made from",
+        None: "",
+    }[found.fresh]
+    text = found.text
+    of = f" of {text.name}, sha256 {text.sha256[:12]}" if text is not None else ""
+    lines += hanging(f"  nats per token beside a wide cache, over {found.tokens} predictions{of}{whose}")
+    said = found.conclusion
+    return [*lines, *(["", *hanging(f"{said[0].upper()}{said[1:]}.")] if said else [])]
 
 
 def _interval(low: float, high: float) -> str:

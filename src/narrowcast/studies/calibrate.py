@@ -45,6 +45,7 @@ from narrowcast.texts.documents import Corpus, Piece
 from narrowcast.texts.documents import read as read_text
 
 TOKENS, CONTEXT = 16384, 2048
+FEW = 512  # tokens
 _JOB = "job.json"
 _LAYER = re.compile(r"layer-(\d{5})\.safetensors")
 _CARRIERS = {torch.float32: ("F32", "<f4"), torch.bfloat16: ("BF16", "<u2"), torch.float16: ("F16", "<f2")}
@@ -62,8 +63,21 @@ class Calibrated:
     def to_json(self) -> dict[str, Any]:
         return {
             "out": str(self.out), "seconds": round(self.seconds, 3), "first_ids": list(self.first),
-            **summary(self.stats),
+            **summary(self.stats), "notes": list(self.notes),
         }  # fmt: skip
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What makes the maxima lower than those that will come."""
+        found, pieces = [], sum(text.pieces for text in self.stats.texts)
+        if self.stats.tokens < FEW:
+            found.append(
+                f"{self.stats.tokens} tokens are few: maxima of so little text are low, and what passes them later "
+                f"clips; give {FEW} or more"
+            )
+        if pieces == 1:
+            found.append("one piece of text: other documents have other maxima; give several")
+        return tuple(found)
 
 
 def summary(stats: Stats) -> dict[str, Any]:

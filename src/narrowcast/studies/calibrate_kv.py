@@ -20,7 +20,7 @@ import torch
 from narrowcast.errors import UsageError
 from narrowcast.jobs.cache_scales import CacheScales, read_overlay, write_overlay
 from narrowcast.jobs.fingerprint import fingerprint, kinship
-from narrowcast.jobs.stats import Stats, check_stat, read
+from narrowcast.jobs.stats import Stats, Text, check_stat, read
 from narrowcast.jobs.stream import ProgressFactory, Silent
 from narrowcast.runtime.caches import CacheFactory, KVScales
 from narrowcast.runtime.lanes import Lane, together
@@ -56,7 +56,8 @@ class Measured:
 @dataclass(frozen=True)
 class KVCalibration:
     """Scales for one checkpoint, with the statistics that they came from (None: from an overlay) and what was measured
-    on so many tokens. ``kin``: the scales are of its parent."""
+    on so many predictions of ``text``. ``fresh``: in documents that the scales were not made from, None where that is
+    not known. ``kin``: the scales are of its parent."""
 
     model: str
     scales: CacheScales
@@ -66,12 +67,21 @@ class KVCalibration:
     tokens: int = 0
     kin: bool = False
     layers: tuple[dict[str, Any], ...] = field(default_factory=tuple)
+    text: Text | None = None
+    fresh: bool | None = None
+
+    @property
+    def conclusion(self) -> str:
+        """In words what the measured caches say of each other; nothing where none was measured."""
+        return concluded(self.measured)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "model": self.model, "of": self.scales.model, "kin": self.kin, "kv": self.scales.kv,
             "stat": self.scales.stat, "sha256": self.scales.sha256, "layers": list(self.layers),
             "measured_tokens": self.tokens, "measured": [one.to_json() for one in self.measured],
+            "measured_text": vars(self.text) if self.text is not None else None, "fresh_text": self.fresh,
+            "conclusion": self.conclusion,
         }  # fmt: skip
 
 
@@ -106,7 +116,8 @@ def calibrate_kv(
             first = shared(run, None, corpus, context, tokens).pieces
             seen = begin(run, str(model), [corpus_text(corpus, first, context)])
             _watch(run, first, seen, progress)
-        last = shared(run, None, _rest(corpus, first), SHORT, measure).pieces if measure else []
+        rest = _rest(corpus, first)
+        last = shared(run, None, rest, SHORT, measure).pieces if measure else []
         scheme = "fp8_head" if heads else "fp8"
         scales = given if given is not None else CacheScales.of(seen, stat, scheme)  # type: ignore[arg-type]
         scales.check_model(own, kin, model)
@@ -117,8 +128,41 @@ def calibrate_kv(
         rows = _measure(run, last, _modes(scales, seen, stat), progress) if measure else ()
     counted = sum(len(piece.ids) - 1 for piece in last) if measure else 0
     return KVCalibration(
-        str(model), scales, own, seen, rows, counted, scales.fingerprint != own, _layers(scales, seen)
-    )
+        str(model), scales, own, seen, rows, counted, scales.fingerprint != own, _layers(scales, seen),
+        corpus_text(corpus, last, SHORT) if measure else None, _fresh(corpus, rest, first, seen),
+    )  # fmt: skip
+
+
+def concluded(rows: Sequence[Measured]) -> str:
+    """One sentence: what unity clips, and whether its interval of KL and the best other one overlap."""
+    by_name = {one.name: one for one in rows}
+    unity = by_name.pop("unity", None)
+    if unity is None or not by_name:
+        return ""
+    clipped = [
+        f"{100 * share:.2g} % of {what}"
+        for what, share in (("K", unity.keys_clipped), ("V", unity.values_clipped))
+        if share
+    ]
+    said = f"unity clips {' and '.join(clipped) or 'nothing'} here"
+    kl, name = unity.gap.kl, min(by_name, key=lambda name: by_name[name].gap.kl.estimate)
+    best = by_name[name].gap.kl
+    if kl.low > best.high:
+        return f"{said} and costs {kl.estimate:.2g} nats, {name} scales {best.estimate:.2g}"
+    if best.low > kl.high:
+        return f"{said} and is nearer than stored scales: {kl.estimate:.2g} nats, {name} {best.estimate:.2g}"
+    if clipped:
+        much = f"its {kl.estimate:.2g} nats and the {best.estimate:.2g} of {name} scales"
+        return f"{said}; {much} cannot be told apart on {kl.units} document{'s' * (kl.units != 1)}"
+    return f"{said}, and the {'three' if len(rows) == 3 else 'two'} cannot be told apart on this text"
+
+
+def _fresh(corpus: Corpus, rest: Corpus, first: Sequence[Piece], seen: Stats | None) -> bool | None:
+    """Whether the text that measures is none that the scales were made from; None where nothing tells."""
+    if first:
+        return rest is not corpus
+    same = seen is not None and corpus.sha256 in {text.sha256 for text in seen.texts}
+    return False if same else None
 
 
 def _rest(corpus: Corpus, pieces: Sequence[Piece]) -> Corpus:
