@@ -45,7 +45,7 @@ from narrowcast.texts.documents import Corpus, Piece
 from narrowcast.texts.documents import read as read_text
 
 TOKENS, CONTEXT = 16384, 2048
-FEW = 512  # tokens
+FEW = 2048  # tokens below which maxima are low: docs/calibrate.md has what was seen
 _JOB = "job.json"
 _LAYER = re.compile(r"layer-(\d{5})\.safetensors")
 _CARRIERS = {torch.float32: ("F32", "<f4"), torch.bfloat16: ("BF16", "<u2"), torch.float16: ("F16", "<f2")}
