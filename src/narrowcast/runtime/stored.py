@@ -36,13 +36,18 @@ from narrowcast.tensors.schemes import integer
 def weight_of(one: Held, coded: Coded, linear: LinearScheme, together: Sequence[Held] = ()) -> Operand:
     """The weight [N, K] whose input is quantized too."""
     source, how, scheme = one.checkpoint, coded.how, coded.how.scheme
-    rows, outer, _ = loaded(one, coded, together)
-    q = _assembled(coded, rows, outer)
+    q = codes_of(one, coded, together)
     offsets = how.offsets(source, coded.place, coded.shape, 0, coded.shape[0])
     if offsets is not None:  # zero points that are no codes
         added = np.ascontiguousarray(spread(offsets, scheme.inner.tile, coded.shape))
         return Operand(decoded(q) + torch.from_numpy(added))
     return operand_of(q, linear.input is not None and integer(linear.input))
+
+
+def codes_of(one: Held, coded: Coded, together: Sequence[Held] = ()) -> QTensor:
+    """The weight [N, K] as codes and scales, as an engine has loaded it."""
+    rows, outer, _ = loaded(one, coded, together)
+    return _assembled(coded, rows, outer)
 
 
 def rescaled(one: Held, coded: Coded, together: Sequence[Held]) -> torch.Tensor | None:

@@ -38,9 +38,9 @@ from narrowcast.kernels.reference.gemm import UNIT, sums_integers
 from narrowcast.numbers.formats import BF16, E8M0, FP16, FP32, Kind
 from narrowcast.runtime.linear import ScaledLinear
 from narrowcast.runtime.quantizing import quantized
+from narrowcast.runtime.stored import codes_of
 from narrowcast.runtime.walk import Running
 from narrowcast.studies.evaluation import Sums
-from narrowcast.tensors.packing import unpack
 from narrowcast.tensors.qtensor import QTensor
 from narrowcast.tensors.schemes import Scheme
 
@@ -108,19 +108,13 @@ def _sums(layer: ScaledLinear, x: torch.Tensor, run: Running, name: str) -> Sums
 def _weight(layer: ScaledLinear, run: Running) -> QTensor:
     """The layer's first output channels, whole tiles, as codes and scales."""
     one = run.weights.find(layer.name)
-    if one.coded is None:
+    if one.coded is not None:
+        whole = codes_of(one, one.coded, run.weights.sharing(layer.name)[0])
+    else:
         assert run.weights.online is not None
-        scheme = run.weights.online.linear.weight
-        whole = quantized(torch.from_numpy(np.ascontiguousarray(one.values(0, one.shape[0]))), scheme)
-        return whole.rows(0, _tiles(COLUMNS, scheme.inner.tile[0], one.shape[0]))
-    coded, scheme = one.coded, one.coded.stored.linear.weight
-    count = _tiles(COLUMNS, one.row_multiple, one.shape[0])
-    rows = coded.rows(one.checkpoint, 0, count)
-    codes = unpack(rows.packed, coded.how.packing, coded.shape[1])
-    scales: tuple[NDArray[Any], ...] = (rows.scales,)
-    if len(scheme.scales) == 2:
-        scales = (rows.scales, np.full((1, 1), coded.outer(one.checkpoint), np.float32))
-    return QTensor(scheme, codes, scales, rows.zero)
+        values = torch.from_numpy(np.ascontiguousarray(one.values(0, one.shape[0])))
+        whole = quantized(values, run.weights.online.linear.weight)
+    return whole.rows(0, _tiles(COLUMNS, whole.scheme.inner.tile[0], one.shape[0]))
 
 
 def _tiles(wanted: int, height: int, rows: int) -> int:
