@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -67,3 +68,16 @@ def test_parquet_columns(tmp_path: Path) -> None:
         read([table("none.parquet", id=[1, 2])])
     with pytest.raises(NarrowcastError, match="holds int64"):
         read([table("numbers.parquet", text=[1, 2])])
+
+
+def test_the_hash_sees_where_documents_end(tmp_path: Path) -> None:
+    """The equation of the docstring, and texts that are alike only when they are run together."""
+    hashes = []
+    for cut in (2, 3):
+        parts = "abcdef"[:cut], "abcdef"[cut:]
+        for name, part in zip(("a.txt", "b.txt"), parts, strict=True):
+            (tmp_path / name).write_text(part)
+        hashes.append(read([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]).sha256)
+        wanted = b"".join(len(part).to_bytes(8, "little") + part.encode() for part in parts)
+        assert hashes[-1] == hashlib.sha256(wanted).hexdigest()
+    assert hashes[0] != hashes[1]
