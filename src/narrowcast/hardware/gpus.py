@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from narrowcast.errors import UsageError
 
@@ -55,11 +55,34 @@ class GPU:
     notes: tuple[str, ...] = ()
     source: str = _VENDORS
     date: str = _DATE
+    peaks: Mapping[str, float] = field(default_factory=dict, hash=False)
+    achieved: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def sm(self) -> int | None:
         """The capability as compilers and engines spell it: 89 for (8, 9)."""
         return None if self.capability is None else 10 * self.capability[0] + self.capability[1]
+
+    @property
+    def memory(self) -> float | None:
+        """Bytes of memory."""
+        return None if self.memory_gb is None else self.memory_gb * 1e9
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second."""
+        return None if self.bandwidth_tb_s is None else self.bandwidth_tb_s * 1e12
+
+    def peak(self, arithmetic: str) -> float | None:
+        """Dense FLOP (integer operations) a second in fp32, tf32, bf16, fp16, fp8, int8, fp6, fp4 or int4, accumulated
+        as engines do; None where it is not known or the unit is not there."""
+        tera = self.peaks.get(arithmetic)
+        return None if tera is None else tera * 1e12
+
+    def achievable(self, arithmetic: str) -> float | None:
+        """FLOP a second that large products reached in published measurements."""
+        tera = self.achieved.get(arithmetic)
+        return None if tera is None else tera * 1e12
 
 
 def _nvidia(

@@ -1,0 +1,14 @@
+"""Serving: what will run on which GPU, how fast it can be at most, what fits, and the command that serves it.
+
+    served     a model as engines load it: groups of matrices with their schemes and bytes, from headers or a config
+    question   the GPU, how many, how long and how many at once
+    paths      the kernel of each group, and the attention's arithmetic
+    memory     weights, cache and the rest; tokens and sequences that fit
+    steps      lower bounds of a decode step and of a prefill
+    splits     which ways of spreading the model over GPUs keep it whole
+    choice     presets ranked for this model and this GPU
+    command    the engine's command line, each flag with its reason
+    plan       all of these in one answer
+
+Lower bounds are called so; assumptions are printed with the answer that rests on them.
+"""

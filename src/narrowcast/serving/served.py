@@ -1,0 +1,77 @@
+"""A model as an engine would load it: groups of equal matrices, each with its scheme, its spelling and its bytes.
+
+    from a config      the family's geometry; a preset says what becomes of its linear layers
+    from headers       the matrices that are there, as their container reads them; the config says the rest
+
+    bytes(group) = Σ bits_per_weight · N · K / 8   scales, zero points and outer scales included
+
+Both give the same kind of answer, so that a plan can be made before a checkpoint exists and checked when it does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from narrowcast.model.geometry import Geometry, Matrix
+from narrowcast.model.roles import Role
+from narrowcast.numbers.formats import BF16, Format
+from narrowcast.tensors.presets import LinearScheme
+
+
+@dataclass(frozen=True)
+class Group:
+    """Equal matrices stored alike. ``linear`` None: plain floats of ``dtype``. ``format`` is the container's own word
+    for the layer; ``nbytes`` everything stored for it, of all layers and experts."""
+
+    matrix: Matrix
+    linear: LinearScheme | None
+    nbytes: int
+    dtype: Format = BF16
+    format: str | None = None
+
+    @property
+    def scheme(self) -> str:
+        """The weight's scheme by name, or the dtype's."""
+        return self.dtype.name if self.linear is None else str(self.linear.weight.name)
+
+    @property
+    def active_nbytes(self) -> float:
+        """Bytes that one token's step reads of it: of experts those that are active."""
+        return self.nbytes / self.matrix.experts * self.matrix.active
+
+    @property
+    def bits(self) -> float:
+        """Stored bits per parameter."""
+        return 8 * self.nbytes / self.matrix.parameters
+
+
+@dataclass(frozen=True)
+class Served:
+    """``origin`` says what was read: "headers" or "config". ``container`` is the checkpoint's own, or the one that a
+    preset would be written to ("plain" without). ``kv`` is the cache that the checkpoint asks for (None: none), and
+    ``kv_scales`` whether it brings scales for it. ``vector_bytes`` is all that is in no group."""
+
+    name: str
+    geometry: Geometry
+    container: str
+    groups: tuple[Group, ...]
+    vector_bytes: int
+    origin: str
+    preset: str | None = None
+    kv: str | None = None
+    kv_scales: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return self.vector_bytes + sum(group.nbytes for group in self.groups)
+
+    @property
+    def streamed(self) -> float:
+        """Bytes that a step of one sequence reads: all but the embedding, of which one row is gathered, unless it is
+        the head too; of experts the active ones."""
+        tied = self.geometry.tied
+        return self.vector_bytes + sum(
+            group.active_nbytes for group in self.groups if group.matrix.role is not Role.EMBEDDING or tied
+        )
