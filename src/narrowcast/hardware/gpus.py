@@ -5,8 +5,7 @@ uses it, and the activations must be quantized too. ``formats`` is the first of 
 and ``mxfp8``, ``mxfp6``, ``mxfp4`` and ``nvfp4`` where the block scales are applied inside the matrix unit. MI300 reads
 its eight bits as E4M3FNUZ, so that an E4M3FN byte means half as much there.
 
-A number that is published as a range is its lower end, and the row's notes say so. Left out: peaks and ridge points,
-which say nothing about whether a file loads.
+A number that is published as a range is its lower end, and the row's notes say so.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from narrowcast.errors import UsageError
+from narrowcast.hardware.peaks import ACHIEVED, PEAKS
 
 _DATE = "2026-08-22"
 _VENDORS = "vendor datasheets as collected in stas00/ml-engineering"
@@ -113,7 +113,7 @@ def _other(
     return GPU(name, (), vendor, None, None, memory, bandwidth, frozenset(formats), notes, source)
 
 
-ROWS: tuple[GPU, ...] = (
+_ROWS: tuple[GPU, ...] = (
     _nvidia(
         "v100", 70, 32, 0.90, frozenset({"fp16"}), "INT8 on CUDA cores only (DP4A); no BF16",
         aliases=("v100 sxm2",), source=_SHEET,
@@ -166,6 +166,10 @@ ROWS: tuple[GPU, ...] = (
         "vLLM 0.32 (CPU build)",
     ),
 )  # fmt: skip
+
+ROWS = tuple(
+    replace(row, peaks=PEAKS.get(row.name, {}), achieved=ACHIEVED.get(row.name, {})) for row in _ROWS
+)
 
 _MAKERS = re.compile(r"\b(nvidia|amd|instinct|geforce|tesla|radeon|intel|google)\b")
 # Words of a product's full name that tell no two rows apart.
