@@ -61,7 +61,7 @@ def check_library() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UsageError(
-            "the page needs matplotlib for its plots", remedy="pip install 'narrowcast[page]'"
+            "plots need matplotlib", remedy="pip install 'narrowcast[page]'"
         ) from None
 
 
