@@ -34,6 +34,7 @@ class Matrix:
     ``name`` is the module's, numbers replaced by ``*``. ``split`` is the side that tensor parallelism divides: N
     (column), K (row), or neither (whole: every rank holds it). ``heads`` are pieces that the split keeps whole (0:
     none), ``fused`` the leaf names that engines load with it as one layer. ``bias`` counts elements beside the N · K.
+    ``pieces``: rows of each part of a matrix that files hold as one and that is split part by part (qkv_proj).
     """
 
     name: str
@@ -46,6 +47,7 @@ class Matrix:
     heads: int = 0
     fused: tuple[str, ...] = ()
     bias: int = 0
+    pieces: tuple[int, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -70,8 +72,9 @@ class Attention:
     values of ``v_dim`` elements.
 
     latent: one head, ``k_dim`` the rank of the latent and its rotary part, ``v_dim`` 0 (the value is read from the
-    latent). state: no keys, but ``state`` elements for each sequence. ``kept`` of the layers keep keys of their own,
-    the others borrow them (None: all). ``window`` tokens are kept at most.
+    latent). state: no keys, but ``state`` elements for each sequence, in the model's dtype but for ``recurrent`` of
+    them in ``recurrent_dtype`` (None: the model's too). ``kept`` of the layers keep keys of their own, the others
+    borrow them (None: all). ``window`` tokens are kept at most.
     """
 
     kind: Keeps
@@ -83,6 +86,8 @@ class Attention:
     window: int | None = None
     state: int = 0
     kept: int | None = None
+    recurrent: int = 0
+    recurrent_dtype: str | None = None
 
     @property
     def keeping(self) -> int:

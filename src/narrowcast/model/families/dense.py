@@ -1,43 +1,158 @@
-"""Dense decoders: one attention and one gated network per layer, all layers alike."""
+"""Dense decoders: one attention and one network per layer, all layers alike but for their windows.
+
+Where a window is said, and how, by family:
+
+    sliding_window                                 every layer: Mistral, Phi-3, StarCoder2
+    sliding_window, use_sliding_window and
+    max_window_layers                              layers from max_window_layers on: Qwen2, Qwen3
+    sliding_window, every second layer             Gemma 2
+    sliding_window_pattern p                       all but every p-th: Gemma 3 (p 6), Cohere2, OLMo 3, EXAONE 4 (p 4)
+    layer_types                                    one word per layer: all of them since 2025; wins where present
+
+Fields that may be absent, as in transformers: num_key_value_heads where the class says "as many as queries"; head_dim
+where it follows from the hidden size; biases (the class's word); tie_word_embeddings (Gemma, Cohere, SmolLM3 and
+StarCoder2: tied); the pattern.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from narrowcast.model.geometry import Attention, Geometry, Matrix
-from narrowcast.model.roles import Role
-
-
-def llama(config: Mapping[str, Any]) -> Geometry:
-    """Llama and its kin."""
-    hidden, layers, inner = (config[key] for key in ("hidden_size", "num_hidden_layers", "intermediate_size"))
-    heads, vocabulary = config["num_attention_heads"], config["vocab_size"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    dim = config.get("head_dim") or hidden // heads
-    tied = bool(config.get("tie_word_embeddings", False))
-    qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-    attention, mlp = "model.layers.*.self_attn.", "model.layers.*.mlp."
-    matrices = [
-        Matrix("model.embed_tokens", Role.EMBEDDING, (vocabulary, hidden), split="column"),
-        Matrix(attention + "q_proj", Role.ATTENTION, (heads * dim, hidden), layers, split="column", heads=heads,
-               fused=qkv),
-        Matrix(attention + "k_proj", Role.ATTENTION, (kv_heads * dim, hidden), layers, split="column",
-               heads=kv_heads, fused=qkv),
-        Matrix(attention + "v_proj", Role.ATTENTION, (kv_heads * dim, hidden), layers, split="column",
-               heads=kv_heads, fused=qkv),
-        Matrix(attention + "o_proj", Role.ATTENTION, (hidden, heads * dim), layers, split="row", heads=heads),
-        Matrix(mlp + "gate_proj", Role.MLP, (inner, hidden), layers, split="column", fused=gate_up),
-        Matrix(mlp + "up_proj", Role.MLP, (inner, hidden), layers, split="column", fused=gate_up),
-        Matrix(mlp + "down_proj", Role.MLP, (hidden, inner), layers, split="row"),
-    ]  # fmt: skip
-    if not tied:
-        matrices.append(Matrix("lm_head", Role.LM_HEAD, (vocabulary, hidden), split="column"))
-    return Geometry(
-        "llama", layers, hidden, vocabulary, tied, tuple(matrices),
-        (Attention("full", layers, heads, kv_heads, dim, dim),), (2 * layers + 1) * hidden,
-        config.get("max_position_embeddings"),
-    )  # fmt: skip
+from narrowcast.model.families.blocks import Decoder, attention_kinds
+from narrowcast.model.families.fields import Fields
+from narrowcast.model.geometry import Geometry
 
 
-FAMILIES = dict.fromkeys(("llama", "mistral", "qwen3"), llama)
+def every(fields: Fields, layers: int) -> Iterable[int]:
+    """All layers slide when there is a window."""
+    return range(layers) if fields.has("sliding_window") else ()
+
+
+def late(fields: Fields, layers: int) -> Iterable[int]:
+    """Layers from max_window_layers on slide when the switch is on."""
+    if not fields.flag("use_sliding_window") or not fields.has("sliding_window"):
+        return ()
+    return range(fields.count("max_window_layers", least=0), layers)
+
+
+def alternate(fields: Fields, layers: int) -> Iterable[int]:
+    """Even layers slide."""
+    return range(0, layers, 2)
+
+
+def six(fields: Fields, layers: int) -> Iterable[int]:
+    """All layers but every sixth slide, or but every sliding_window_pattern-th."""
+    return _pattern(fields, layers, 6)
+
+
+def four(fields: Fields, layers: int) -> Iterable[int]:
+    """All layers but every fourth slide, or but every sliding_window_pattern-th."""
+    return _pattern(fields, layers, 4) if fields.has("sliding_window") else ()
+
+
+def _pattern(fields: Fields, layers: int, usual: int) -> Iterable[int]:
+    written = fields.value("sliding_window_pattern")
+    if (
+        isinstance(written, str) and written and set(written) <= {"L", "G"}
+    ):  # EXAONE 4: LLLG, the last layer full
+        return [i for i in range(layers - 1) if written[i % len(written)] == "L"]
+    every_nth = fields.count("sliding_window_pattern", usual)
+    return [i for i in range(layers) if (i + 1) % every_nth]
+
+
+def nowhere(fields: Fields, layers: int) -> Iterable[int]:
+    """No layer slides, whatever the config says."""
+    return ()
+
+
+Switch = bool | tuple[str, bool]  # always, never, or a field and what its absence means
+Sliding = Callable[[Fields, int], Iterable[int]]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """What tells a dense family from Llama: ``norms`` as wide as the model in each layer (``norm_bias``: LayerNorms
+    with biases), the ``norm`` of queries and keys (a pair: where that switch is on), biases of q, k and v (``bias``),
+    of the output (``o``) and of the network (``mlp``), its ``leaves``, q, k and v ``fused`` on disk, the default of
+    ``tied``, ``dim`` as in ``Decoder.heads``, and the rule of ``sliding`` layers."""
+
+    norms: int = 2
+    norm: str | tuple[str, str] = ""
+    norm_bias: bool = False
+    last: bool = True
+    bias: Switch = ("attention_bias", False)
+    o: Switch = ("attention_bias", False)
+    mlp: Switch = False
+    leaves: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    fused: bool = False
+    tied: bool = False
+    dim: bool = False
+    sliding: Sliding = nowhere
+
+    def __call__(self, fields: Fields) -> Geometry:
+        """The geometry of a config of this family."""
+        model = Decoder(fields, tied=self.tied)
+        heads = model.heads(dim=self.dim)
+        bias, o, mlp = (_on(fields, switch) for switch in (self.bias, self.o, self.mlp))
+        if self.fused:
+            model.attend_fused(model.layers, heads)
+        else:
+            model.attend(model.layers, heads, qkv=bias, o=o, norm=_norm(fields, self.norm))
+        model.gated(model.layers, fields.count("intermediate_size"), leaves=self.leaves, bias=mlp)
+        model.norms(self.norms, bias=self.norm_bias, last=self.last)
+        slide(model, heads, self.sliding)
+        return model.geometry()
+
+
+def _on(fields: Fields, switch: Switch) -> bool:
+    return switch if isinstance(switch, bool) else fields.flag(*switch)
+
+
+def _norm(fields: Fields, norm: str | tuple[str, str]) -> str:
+    if isinstance(norm, str):
+        return norm
+    return norm[1] if fields.flag(norm[0]) else ""
+
+
+def slide(model: Decoder, heads: tuple[int, int, int], rule: Sliding) -> None:
+    """What the layers keep; the window is needed where one of them slides."""
+    kinds = attention_kinds(model.fields, model.layers, rule(model.fields, model.layers))
+    model.keep(kinds, heads, window=model.fields.count("sliding_window") if "sliding" in kinds else None)
+
+
+_MISTRAL = Dense(bias=False, o=False, sliding=every)
+_QWEN2 = Dense(bias=True, o=False, sliding=late)
+_GLM = Dense(bias=("attention_bias", True), o=False, leaves=("gate_up_proj", "down_proj"))
+_COHERE = Dense(norms=1, norm=("use_qk_norm", "whole"), tied=True)
+_BIASED: Switch = ("use_bias", True)
+
+FAMILIES: dict[str, Callable[[Fields], Geometry]] = {
+    "llama": Dense(mlp=("mlp_bias", False)),
+    "granite": Dense(mlp=("mlp_bias", False)),
+    "arcee": Dense(mlp=("mlp_bias", False), leaves=("up_proj", "down_proj")),
+    "nemotron": Dense(norm_bias=True, mlp=("mlp_bias", False), leaves=("up_proj", "down_proj")),
+    "seed_oss": Dense(bias=("attention_bias", True), o=("attention_out_bias", False), mlp=("mlp_bias", False)),
+    "smollm3": Dense(mlp=("mlp_bias", False), tied=True, sliding=late),
+    "mistral": _MISTRAL,
+    "ministral": _MISTRAL,
+    "ministral3": _MISTRAL,
+    "phi3": Dense(fused=True, leaves=("gate_up_proj", "down_proj"), sliding=every),
+    "starcoder2": Dense(norm_bias=True, bias=_BIASED, o=_BIASED, mlp=_BIASED, leaves=("c_fc", "c_proj"), tied=True,
+                        sliding=every),
+    "qwen2": _QWEN2,
+    "qwen2_vl": _QWEN2,
+    "qwen2_5_vl": _QWEN2,
+    "qwen3": Dense(norm="head", dim=True, sliding=late),
+    "gemma": Dense(tied=True, dim=True),
+    "gemma2": Dense(norms=4, tied=True, dim=True, sliding=alternate),
+    "gemma3": Dense(norms=4, norm="head", tied=True, dim=True, sliding=six),
+    "glm": _GLM,
+    "glm4": replace(_GLM, norms=4),
+    "olmo": Dense(norms=0, last=False),
+    "olmo2": Dense(norm="whole"),
+    "olmo3": Dense(norm="whole", sliding=four),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, sliding=four),
+    "exaone4": Dense(bias=False, o=False, norm="head", sliding=four),
+}  # fmt: skip

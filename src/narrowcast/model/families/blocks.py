@@ -1,0 +1,222 @@
+"""The blocks that families are made of: embedding and head, attention, gated network, experts.
+
+    parameters of attention      (heads + kv_heads) · dim_qk · hidden  +  (heads + kv_heads) · dim_v · hidden
+    of a gated network           3 · inner · hidden
+    of experts                   experts · 3 · inner · hidden  +  the router's experts · hidden
+
+Each block adds its matrices, under the names that files on the hub carry, and its vectors; a family's row says which
+blocks its layers have and how many layers there are of each. How engines split a matrix (vLLM's layers): q, k, v,
+gate, up, embedding and head by rows, o and down by columns, routers not at all.
+
+Left out: rotary tables, which are computed, and buffers such as the routers' correction biases only where the family
+keeps them in no file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from narrowcast.model.families.fields import Fields
+from narrowcast.model.fused import fused_groups
+from narrowcast.model.geometry import Attention, Geometry, Keeps, Matrix, Split
+from narrowcast.model.roles import Role
+
+KINDS: dict[str, Keeps] = {
+    "full_attention": "full", "sliding_attention": "sliding", "chunked_attention": "chunked",
+}  # fmt: skip
+
+
+class Decoder:
+    """A model in the making: ``layers`` of width ``hidden``, with its embedding and its head."""
+
+    def __init__(self, fields: Fields, *, tied: bool = False) -> None:
+        self.fields = fields
+        self.hidden = fields.count("hidden_size")
+        self.layers = fields.count("num_hidden_layers")
+        self.vocabulary = fields.count("vocab_size")
+        self.tied = fields.tied(tied)
+        self.matrices: list[Matrix] = []
+        self.keeps: list[Attention] = []
+        self.vectors = 0
+        self.notes: list[str] = []
+        self.head_bias = False
+
+    def linear(
+        self,
+        name: str,
+        role: Role,
+        shape: tuple[int, int],
+        layers: int,
+        split: Split = "whole",
+        *,
+        heads: int = 0,
+        bias: bool = False,
+        experts: int = 1,
+        active: int = 1,
+        pieces: Sequence[int] = (),
+    ) -> None:
+        """One matrix of ``layers`` layers, named from the layer on."""
+        if layers and experts:
+            self.matrices.append(
+                Matrix(
+                    f"model.layers.*.{name}",
+                    role,
+                    shape,
+                    layers,
+                    experts,
+                    active,
+                    split,
+                    heads,
+                    bias=shape[0] if bias else 0,
+                    pieces=tuple(pieces),
+                )
+            )
+
+    def norms(self, each: int, *, bias: bool = False, last: bool = True) -> None:
+        """``each`` norms as wide as the model in every layer, and the last one."""
+        self.vectors += (each * self.layers + last) * self.hidden * (2 if bias else 1)
+
+    def heads(self, *, dim: bool = False, kv: int | None = None) -> tuple[int, int, int]:
+        """Query heads, key heads and the width of one. ``dim``: the family needs head_dim, which does not follow from
+        the hidden size. ``kv``: key heads where the config has none (None: as many as there are query heads)."""
+        fields = self.fields
+        q = fields.count("num_attention_heads")
+        keys = fields.count("num_key_value_heads", q if kv is None else kv)
+        fields.divided("num_key_value_heads", q, keys)
+        if dim or fields.has("head_dim"):
+            return q, keys, fields.count("head_dim")
+        return q, keys, fields.divided("num_attention_heads", self.hidden, q)
+
+    def attend(
+        self,
+        layers: int,
+        heads: tuple[int, int, int],
+        *,
+        prefix: str = "self_attn.",
+        qkv: bool = False,
+        o: bool = False,
+        leaf: str = "o_proj",
+        norm: str = "",
+        gate: bool = False,
+    ) -> None:
+        """Query, key, value and output projections of ``layers`` layers. ``qkv`` and ``o``: their biases. ``norm``:
+        norms of queries and keys, for each "head" alike or over the "whole" width. ``gate``: as many gates as queries
+        in the query's matrix."""
+        q, kv, dim = heads
+        rows = q * dim * (2 if gate else 1)
+        for name, n, h in (("q_proj", rows, q), ("k_proj", kv * dim, kv), ("v_proj", kv * dim, kv)):
+            self.linear(prefix + name, Role.ATTENTION, (n, self.hidden), layers, "column", heads=h, bias=qkv)
+        self.linear(prefix + leaf, Role.ATTENTION, (self.hidden, q * dim), layers, "row", heads=q, bias=o)
+        self.vectors += layers * {"": 0, "head": 2 * dim, "whole": (q + kv) * dim}[norm]
+
+    def attend_fused(self, layers: int, heads: tuple[int, int, int], *, prefix: str = "self_attn.") -> None:
+        """The same with query, key and value in one matrix on disk."""
+        q, kv, dim = heads
+        pieces = (q * dim, kv * dim, kv * dim)
+        self.linear(prefix + "qkv_proj", Role.ATTENTION, (sum(pieces), self.hidden), layers, "column",
+                    heads=q, pieces=pieces)  # fmt: skip
+        self.linear(prefix + "o_proj", Role.ATTENTION, (self.hidden, q * dim), layers, "row", heads=q)
+
+    def gated(
+        self,
+        layers: int,
+        inner: int,
+        *,
+        prefix: str = "mlp.",
+        role: Role = Role.MLP,
+        leaves: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+        bias: bool = False,
+        experts: int = 1,
+        active: int = 1,
+    ) -> None:
+        """gate and up, then down. Two ``leaves``: no gate, or gate and up in one matrix where the first says so."""
+        *ups, down = leaves
+        for leaf in ups:
+            pieces = (inner, inner) if leaf in ("gate_up_proj", "input_linear") else ()
+            self.linear(prefix + leaf, role, (sum(pieces) or inner, self.hidden), layers, "column", bias=bias,
+                        experts=experts, active=active, pieces=pieces)  # fmt: skip
+        self.linear(prefix + down, role, (self.hidden, inner), layers, "row", bias=bias, experts=experts,
+                    active=active)  # fmt: skip
+
+    def routed(
+        self,
+        layers: int,
+        experts: int,
+        active: int,
+        inner: int,
+        *,
+        router: str = "mlp.gate",
+        prefix: str = "mlp.experts.*.",
+        leaves: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+        bias: bool = False,
+        router_bias: bool = False,
+    ) -> None:
+        """A router and its experts, of which a token takes ``active``."""
+        self.linear(router, Role.ROUTER, (experts, self.hidden), layers, bias=router_bias)
+        self.gated(
+            layers,
+            inner,
+            prefix=prefix,
+            role=Role.EXPERT,
+            leaves=leaves,
+            bias=bias,
+            experts=experts,
+            active=active,
+        )
+
+    def keep(
+        self,
+        kinds: Iterable[Keeps],
+        heads: tuple[int, int, int],
+        *,
+        window: int | None = None,
+        kept: int | None = None,
+    ) -> None:
+        """What the layers keep, by kind; those that are not full keep ``window`` tokens."""
+        q, kv, dim = heads
+        for kind, layers in Counter(kinds).items():
+            self.keeps.append(
+                Attention(kind, layers, q, kv, dim, dim, None if kind == "full" else window, kept=kept)
+            )
+
+    def state(self, layers: int, convolution: int, recurrent: int, *, dtype: str | None = None) -> None:
+        """States of each sequence: elements of the convolution's and of the recurrence's, in each of the layers."""
+        if layers:
+            self.keeps.append(
+                Attention(
+                    "state", layers, state=convolution + recurrent, recurrent=recurrent, recurrent_dtype=dtype
+                )
+            )
+
+    def geometry(self) -> Geometry:
+        """All of it, with the embedding first and the head last."""
+        fields, size = self.fields, (self.vocabulary, self.hidden)
+        matrices = [Matrix("model.embed_tokens", Role.EMBEDDING, size, split="column"), *self.matrices]
+        if not self.tied:
+            matrices.append(
+                Matrix("lm_head", Role.LM_HEAD, size, split="column", bias=self.head_bias * self.vocabulary)
+            )
+        together = {name: group for group in fused_groups(m.name for m in matrices) for name in group}
+        dtype = fields.dtype()
+        if dtype is None:
+            self.notes.append("the config names no dtype: bf16 is assumed")
+        return Geometry(
+            fields.family, self.layers, self.hidden, self.vocabulary, self.tied,
+            tuple(replace(m, fused=_leaves(together[m.name])) for m in matrices), tuple(self.keeps), self.vectors,
+            fields.maybe("max_position_embeddings"), dtype or "bf16", tuple(self.notes),
+        )  # fmt: skip
+
+
+def _leaves(group: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.rpartition(".")[2] for name in group) if len(group) > 1 else ()
+
+
+def attention_kinds(fields: Fields, layers: int, sliding: Iterable[int] = ()) -> tuple[Keeps, ...]:
+    """The kind of each layer: as layer_types says, else sliding for the layers that the family's rule names."""
+    said = fields.words("layer_types", layers, tuple(KINDS))
+    if said is not None:
+        return tuple(KINDS[word] for word in said)
+    chosen = frozenset(sliding)
+    return tuple("sliding" if layer in chosen else "full" for layer in range(layers))
