@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from narrowcast.arguments.parser import Verb, count
+from narrowcast.arguments.parser import Verb, count, plot_argument
 
 _FORMATS = """\
 examples:
@@ -15,6 +15,8 @@ examples:
   narrowcast formats --value 2^-10          one value in every format
   narrowcast formats --bits 00111000        one byte in every 8-bit format
   narrowcast formats e3m3:bias=3,finite     a format of your own
+  narrowcast formats --plot ranges.svg      how far each reaches
+  narrowcast formats e4m3fn --plot e4m3.svg its values beside INT8's
   narrowcast formats --row "0.02 -0.5 1.3 7.9 -0.004 3.1 400" \\
       --scheme fp8_tensor,int8_tensor --span 127"""
 
@@ -22,6 +24,7 @@ _SCHEMES = """\
 examples:
   narrowcast schemes
   narrowcast schemes nvfp4 --shape 4096x14336
+  narrowcast schemes --plot layouts.svg              MXFP4 beside NVFP4
   narrowcast schemes fp8_block128 --shape 128x2880x2880      128 experts"""
 
 _PRESETS = """\
@@ -57,6 +60,7 @@ def _formats_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--row", metavar="NUMBERS", help="a row of numbers, scaled by each --scheme")
     parser.add_argument("--scheme", metavar="NAMES", help="schemes for --row, comma-separated")
     _variation_arguments(parser)
+    plot_argument(parser, "all ranges, or the values of FORMAT beside INT8's")
 
 
 def _variation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +75,11 @@ def _variation_arguments(parser: argparse.ArgumentParser) -> None:
 def _named_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("name", nargs="?", metavar=what.upper(), help=f"one {what}; all of them without it")
     parser.add_argument("--shape", metavar="NxK", help="the weight to count for (4096x4096)")
+
+
+def _schemes_arguments(parser: argparse.ArgumentParser) -> None:
+    _named_arguments(parser, "scheme")
+    plot_argument(parser, "what shares a scale in SCHEME, or in MXFP4 and NVFP4")
 
 
 def _roundtrip_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +109,7 @@ VERBS = (
         "schemes",
         "what shares a scale, and what that costs",
         _SCHEMES,
-        partial(_named_arguments, what="scheme"),
+        _schemes_arguments,
     ),
     Verb(
         "presets",

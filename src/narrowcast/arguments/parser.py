@@ -62,3 +62,8 @@ def decibels(text: str) -> float:
     if not isfinite(value):
         raise argparse.ArgumentTypeError(f"not a number of dB: {text!r}")
     return value
+
+
+def plot_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    """``--plot FILE``, which draws ``what``."""
+    parser.add_argument("--plot", metavar="FILE", help=f"draw {what}: .svg or .png (needs narrowcast[page])")

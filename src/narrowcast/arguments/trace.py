@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from narrowcast.arguments.parser import MODEL, Verb, count
+from narrowcast.arguments.parser import MODEL, Verb, count, plot_argument
 
 _TRACE = """\
 Runs a text through the model, layer by layer, and counts what every operation
@@ -62,6 +62,7 @@ def _legal_arguments(parser: argparse.ArgumentParser) -> None:
     _text_arguments(parser, 256)
     add = parser.add_argument
     add("--only", action="append", default=[], metavar="OPERATION", help="only these operations (repeatable)")
+    plot_argument(parser, "a block with the dtypes beside each operation")
 
 
 VERBS = (

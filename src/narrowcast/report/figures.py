@@ -20,6 +20,7 @@ from narrowcast.audit.run import Audit
 from narrowcast.audit.subject import Histograms, Summary
 from narrowcast.numbers.codec import decode_table
 from narrowcast.report.drawing import BAND, Drawn, color_of, draw, name_series, power, style, width_of
+from narrowcast.report.format_figures import layout
 from narrowcast.report.pair_figures import pair_figures
 from narrowcast.report.tables import exact, percent
 from narrowcast.tensors.schemes import Scheme
@@ -45,6 +46,8 @@ def figures(found: Audit) -> list[Drawn]:
             counted = {role: one for (role, kind), one in subject.histograms.items() if kind == name}
             if not counted:
                 continue
+            if scheme.group:
+                drawn.append(layout(scheme))
             if all(one.codes is not None and one.codes.sum() for one in counted.values()):
                 if scheme.zero is None:
                     members = [one for one in subject.matrices.values() if one.scheme == name]

@@ -15,11 +15,19 @@ def run_formats(args: argparse.Namespace) -> int:
 
     _needs(args.row, row=("scheme", args.scheme), rule=("rule", args.rule), span=("span", args.span))
     if args.row is not None:
+        if args.plot is not None:
+            raise UsageError("--plot draws formats, not a row", remedy="leave --row out")
         if args.name is not None:
             raise UsageError("--row takes schemes, not a format", got=args.name, remedy="--scheme fp8_tensor")
         return _show_row(args)
+    if args.plot is not None and (args.value is not None or args.bits is not None):
+        raise UsageError("--plot draws formats, not a value", remedy="leave --value and --bits out")
     if args.value is not None or args.bits is not None:
         return _show_explained(args)
+    if args.plot is not None:
+        from narrowcast.report.format_figures import plot_formats
+
+        plot_formats(args.name, args.plot)
     if args.name is None:
         rows = [pages.format_record(fmt) for fmt in formats.values()]
         return answer(args, pages.formats_page(), {"formats": rows})
@@ -82,6 +90,10 @@ def run_schemes(args: argparse.Namespace) -> int:
     from narrowcast.tensors.schemes import schemes
 
     shape = pages.parse_shape(args.shape) if args.shape else pages.SHAPE
+    if args.plot is not None:
+        from narrowcast.report.format_figures import plot_schemes
+
+        plot_schemes(args.name, args.plot)
     if args.name is None:
         rows = [pages.scheme_record(scheme, shape) for scheme in schemes.values()]
         return answer(args, pages.schemes_page(shape), {"schemes": rows})

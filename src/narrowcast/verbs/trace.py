@@ -28,12 +28,19 @@ def run_trace(args: argparse.Namespace) -> int:
 def run_legal(args: argparse.Namespace) -> int:
     check_libraries()
     from narrowcast.report.legal import legal_page
+    from narrowcast.report.plots import check_plot
     from narrowcast.report.progress import Progress
     from narrowcast.studies.legal import legal
 
+    if args.plot is not None:
+        check_plot(args.plot)
     quiet = args.quiet or args.json
     found = legal(
         args.model, args.text, only=args.only, context=args.context, tokens=args.tokens,
         progress=lambda total, label: Progress(total, label, quiet=quiet, unit="steps"),
     )  # fmt: skip
+    if args.plot is not None:
+        from narrowcast.report.legal_figure import plot_legal
+
+        plot_legal([(cell, found.reading(cell)) for cell in found.cells], args.plot)
     return answer(args, legal_page(found), found.to_json())
