@@ -1,4 +1,4 @@
-"""What a KV cache may hold instead of 16-bit keys and values: one row for each mode that an engine knows.
+"""What a KV cache may hold instead of 16-bit keys and values: the formula of each mode that runs here.
 
 Every mode turns the vector of one token and one head into a row of bytes, codes first, the scales that belong to it
 behind them. A row knows nothing of its neighbours, so caches grow, shrink and change their order by rows alone.
@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from narrowcast.errors import UsageError
+from narrowcast.hardware.cache_modes import CACHE_MODES, CacheModeRow
 from narrowcast.runtime.caches.blocks import Fp4Block16, Mxfp8, Nvfp4
 from narrowcast.runtime.caches.dynamic import PerTokenHead
 from narrowcast.runtime.caches.fp8 import Fp8
@@ -31,94 +32,52 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class CacheMode:
-    """``codec`` makes the formula from a scale, float32 [1] or [heads]; ``row_bytes`` is what a head of so many
-    elements takes for one token, K or V; ``scales`` says which are known beforehand: "tensor", "head", "global" (on
-    top of those in the row) or "none"; ``engines`` run it, as they spell it."""
+    """``codec`` makes the formula of a row of ``hardware.cache_modes`` from a scale, float32 [1] or [heads]."""
 
-    name: str
-    engines: tuple[str, ...]
-    scales: str
-    row_bytes: Callable[[int], int]
+    row: CacheModeRow
     codec: Callable[[torch.Tensor], Codec]
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    @property
+    def scales(self) -> str:
+        return self.row.scales
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that run it, as they spell it."""
+        return self.row.spelled
+
+    @property
+    def row_bytes(self) -> Callable[[int], int]:
+        """What a head of so many elements takes for one token, K or V."""
+        return self.row.row_bytes
 
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
-_ROWS = (
-    CacheMode(
-        "fp8_e4m3",
-        ("vLLM fp8, fp8_e4m3", "SGLang fp8_e4m3", "TensorRT-LLM FP8"),
-        "tensor",
-        lambda dim: dim,
-        lambda scale: Fp8(_E4M3, scale),
-    ),
-    CacheMode(
-        "fp8_e5m2",
-        ("vLLM fp8_e5m2", "SGLang fp8_e5m2"),
-        "tensor",
-        lambda dim: dim,
-        lambda scale: Fp8(_E5M2, scale),
-    ),
-    CacheMode(
-        "fp8_head",
-        ("vLLM, from a compressed-tensors checkpoint with strategy attn_head",),
-        "head",
-        lambda dim: dim,
-        lambda scale: Fp8(_E4M3, scale),
-    ),
-    CacheMode(
-        "fp8_per_token_head",
-        ("vLLM fp8_per_token_head",),
-        "none",
-        lambda dim: dim + 4,
-        lambda scale: PerTokenHead(_E4M3),
-    ),
-    CacheMode(
-        "int8_per_token_head",
-        ("vLLM int8_per_token_head",),
-        "none",
-        lambda dim: dim + 4,
-        lambda scale: PerTokenHead(torch.int8),
-    ),
-    CacheMode(
-        "int4_per_token_head",
-        ("vLLM int4_per_token_head",),
-        "none",
-        lambda dim: dim // 2 + 4,
-        lambda scale: RotatedInt4(),
-    ),
-    CacheMode(
-        "nvfp4",
-        ("vLLM nvfp4", "SGLang nvfp4", "TensorRT-LLM NVFP4"),
-        "global",
-        lambda dim: dim // 2 + dim // 16,
-        Nvfp4,
-    ),
-    CacheMode(
-        "mxfp8",
-        ("SGLang mxfp8",),
-        "none",
-        lambda dim: dim + dim // 32,
-        lambda scale: Mxfp8(),
-    ),
-    CacheMode(
-        "fp4_mx_block16",
-        ("SGLang fp4_mx_block16",),
-        "none",
-        lambda dim: dim // 2 + dim // 16,
-        lambda scale: Fp4Block16(),
-    ),
-)
+_CODECS: Mapping[str, Callable[[torch.Tensor], Codec]] = {
+    "fp8_e4m3": lambda scale: Fp8(_E4M3, scale),
+    "fp8_e5m2": lambda scale: Fp8(_E5M2, scale),
+    "fp8_head": lambda scale: Fp8(_E4M3, scale),
+    "fp8_per_token_head": lambda scale: PerTokenHead(_E4M3),
+    "int8_per_token_head": lambda scale: PerTokenHead(torch.int8),
+    "int4_per_token_head": lambda scale: RotatedInt4(),
+    "nvfp4": Nvfp4,
+    "mxfp8": lambda scale: Mxfp8(),
+    "fp4_mx_block16": lambda scale: Fp4Block16(),
+}
 
-MODES: Mapping[str, CacheMode] = MappingProxyType({mode.name: mode for mode in _ROWS})
-SPELLINGS = MappingProxyType(
-    {"fp8": "fp8_e4m3"}
-)  # vLLM's and TensorRT-LLM's word, where it is not the mode's name
+MODES: Mapping[str, CacheMode] = MappingProxyType(
+    {name: CacheMode(CACHE_MODES[name], codec) for name, codec in _CODECS.items()}
+)
 
 
 def cache_mode(name: str) -> CacheMode:
     """The mode of that name, its own or an engine's. Raises UsageError, with the names there are."""
-    own = SPELLINGS.get(name, name)
+    own = CACHE_MODES[name].name if name in CACHE_MODES else name
     if own not in MODES:
         raise UsageError("unknown mode of the KV cache", got=name, wanted=", ".join(MODES))
     return MODES[own]
