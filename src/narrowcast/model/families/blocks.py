@@ -31,8 +31,12 @@ KINDS: dict[str, Keeps] = {
 class Decoder:
     """A model in the making: ``layers`` of width ``hidden``, with its embedding and its head."""
 
-    def __init__(self, fields: Fields, *, tied: bool = False) -> None:
+    def __init__(
+        self, fields: Fields, *, tied: bool = False, root: str = "model", table: str = "embed_tokens"
+    ) -> None:
         self.fields = fields
+        self.root = root
+        self.table = table
         self.hidden = fields.count("hidden_size")
         self.layers = fields.count("num_hidden_layers")
         self.vocabulary = fields.count("vocab_size")
@@ -61,7 +65,7 @@ class Decoder:
         if layers and experts:
             self.matrices.append(
                 Matrix(
-                    f"model.layers.*.{name}",
+                    f"{self.root}.layers.*.{name}",
                     role,
                     shape,
                     layers,
@@ -190,10 +194,36 @@ class Decoder:
                 )
             )
 
+    def latent(self, layers: int) -> None:
+        """Multi-head latent attention: keys and values come from one latent of kv_lora_rank elements and a rotary part,
+        which are all that is kept; queries from one of q_lora_rank, or directly where that is null. Only the steps
+        out of a latent are split: the latents are whole on every GPU."""
+        fields, hidden = self.fields, self.hidden
+        q, bias = fields.count("num_attention_heads"), fields.flag("attention_bias")
+        rank, rope, nope, v = (
+            fields.count(name)
+            for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+        )
+        wide, narrow = q * (nope + rope), fields.maybe("q_lora_rank")
+        rows: list[tuple[str, tuple[int, int], Split, int, bool]] = [
+            ("kv_a_proj_with_mqa", (rank + rope, hidden), "whole", 0, bias),
+            ("kv_b_proj", (q * (nope + v), rank), "column", q, False),
+            ("o_proj", (hidden, q * v), "row", q, bias),
+        ]
+        if narrow is None:
+            rows.insert(0, ("q_proj", (wide, hidden), "column", q, False))
+        else:
+            rows.insert(0, ("q_b_proj", (wide, narrow), "column", q, False))
+            rows.insert(0, ("q_a_proj", (narrow, hidden), "whole", 0, bias))
+        for name, shape, split, heads, biased in rows:
+            self.linear(f"self_attn.{name}", Role.ATTENTION, shape, layers, split, heads=heads, bias=biased)
+        self.vectors += layers * (rank + (narrow or 0))
+        self.keeps.append(Attention("latent", layers, q, 1, rank + rope, 0))
+
     def geometry(self) -> Geometry:
         """All of it, with the embedding first and the head last."""
         fields, size = self.fields, (self.vocabulary, self.hidden)
-        matrices = [Matrix("model.embed_tokens", Role.EMBEDDING, size, split="column"), *self.matrices]
+        matrices = [Matrix(f"{self.root}.{self.table}", Role.EMBEDDING, size, split="column"), *self.matrices]
         if not self.tied:
             matrices.append(
                 Matrix("lm_head", Role.LM_HEAD, size, split="column", bias=self.head_bias * self.vocabulary)

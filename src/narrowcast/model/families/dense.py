@@ -93,19 +93,29 @@ class Dense:
     def __call__(self, fields: Fields) -> Geometry:
         """The geometry of a config of this family."""
         model = Decoder(fields, tied=self.tied)
-        heads = model.heads(dim=self.dim)
-        bias, o, mlp = (_on(fields, switch) for switch in (self.bias, self.o, self.mlp))
+        self.attend(model)
+        self.network(model)
+        model.norms(self.norms, bias=self.norm_bias, last=self.last)
+        return model.geometry()
+
+    def attend(self, model: Decoder) -> None:
+        """The attention of every layer, and what it keeps."""
+        fields, heads = model.fields, model.heads(dim=self.dim)
         if self.fused:
             model.attend_fused(model.layers, heads)
         else:
-            model.attend(model.layers, heads, qkv=bias, o=o, norm=_norm(fields, self.norm))
-        model.gated(model.layers, fields.count("intermediate_size"), leaves=self.leaves, bias=mlp)
-        model.norms(self.norms, bias=self.norm_bias, last=self.last)
+            norm = _norm(fields, self.norm)
+            model.attend(model.layers, heads, qkv=on(fields, self.bias), o=on(fields, self.o), norm=norm)
         slide(model, heads, self.sliding)
-        return model.geometry()
+
+    def network(self, model: Decoder) -> None:
+        """The network of every layer."""
+        inner, bias = model.fields.count("intermediate_size"), on(model.fields, self.mlp)
+        model.gated(model.layers, inner, leaves=self.leaves, bias=bias)
 
 
-def _on(fields: Fields, switch: Switch) -> bool:
+def on(fields: Fields, switch: Switch) -> bool:
+    """Whether a switch is on in a config."""
     return switch if isinstance(switch, bool) else fields.flag(*switch)
 
 

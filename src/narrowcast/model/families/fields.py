@@ -54,6 +54,10 @@ class Fields:
             wanted=f"{wanted}, for the family {self.family}",
         )
 
+    def spelled(self, *names: str) -> str:
+        """The first of the ``names`` that the config has, the first where it has none: the same field by age."""
+        return next((name for name in names if self.has(name)), names[0])
+
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number, at least ``least``; ``default`` where the config has none."""
         value = self.value(name)
