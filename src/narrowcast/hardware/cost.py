@@ -4,8 +4,9 @@
     ridge    =  peak / bandwidth          FLOP per byte at which both are equal
 
 A lower bound: launches, synchronisation, unfused element-wise work and what a kernel leaves of the peak come on top.
-One multiplication and one addition are two FLOP. With ``achievable`` the share of the peak that large products reach
-in measurements is taken, where one is known.
+One multiplication and one addition are two FLOP. Where a GPU has no BF16, engines multiply in FP16, and its peak
+counts. With ``achievable`` the share of the peak that large products reach in measurements is taken, where one is
+known: that is an estimate, and no bound.
 
 Source: Williams, Waterman, Patterson, "Roofline" (2009).
 """
@@ -29,6 +30,12 @@ def peak_of(arithmetic: str) -> str:
     """The column of peaks that an engine's arithmetic runs at: ``bf16: weight only`` at bf16, ``nvfp4`` at fp4."""
     word = arithmetic.partition(":")[0]
     return PEAKS.get(word, word)
+
+
+def column(gpu: GPU, arithmetic: str) -> str:
+    """The same on one GPU: fp16 instead of bf16 where only that is there."""
+    word = peak_of(arithmetic)
+    return "fp16" if word == "bf16" and gpu.peak("bf16") is None and gpu.peak("fp16") is not None else word
 
 
 @dataclass(frozen=True)
@@ -65,10 +72,10 @@ def floor(work: Work, gpu: GPU, *, achievable: bool = False) -> Floor:
     memory = None if gpu.bandwidth is None else work.moved / gpu.bandwidth
     total, unknown = 0.0, []
     for arithmetic, flops in work.flops.items():
-        column = peak_of(arithmetic)
-        peak = (gpu.achievable(column) if achievable else None) or gpu.peak(column)
+        name = column(gpu, arithmetic)
+        peak = (gpu.achievable(name) if achievable else None) or gpu.peak(name)
         if peak is None:
-            unknown.append(column)
+            unknown.append(name)
         else:
             total += flops / peak
     return Floor(memory, total if not unknown else None, tuple(dict.fromkeys(unknown)))
@@ -76,5 +83,11 @@ def floor(work: Work, gpu: GPU, *, achievable: bool = False) -> Floor:
 
 def ridge(gpu: GPU, arithmetic: str) -> float | None:
     """FLOP per byte at which bandwidth and peak are equal; None where either is unknown."""
-    peak = gpu.peak(peak_of(arithmetic))
+    peak = gpu.peak(column(gpu, arithmetic))
     return None if peak is None or gpu.bandwidth is None else peak / gpu.bandwidth
+
+
+def ridges(gpu: GPU) -> dict[str, float]:
+    """Every ridge point of a GPU, by column of its peaks."""
+    found = {name: ridge(gpu, name) for name in gpu.peaks}
+    return {name: each for name, each in found.items() if each is not None}
