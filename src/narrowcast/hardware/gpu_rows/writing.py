@@ -1,0 +1,39 @@
+"""How a row is written: positional what everybody asks for, peaks by column, then notes and who else says what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from narrowcast.hardware.gpu import COLUMNS, GPU, NATIVE, SUBJECTS, Source
+from narrowcast.hardware.gpu_rows.sources import COLLECTED, MEASURED
+
+_VENDORS = {"sm": "nvidia", "gfx": "amd"}
+
+
+def row(
+    name: str, arch: str | None, memory: float, bandwidth: float, *, aliases: tuple[str, ...] = (),
+    vendor: str | None = None, formats: frozenset[str] | None = None, source: Source = COLLECTED,
+    sources: Mapping[str, Source] | None = None, notes: Mapping[str, str] | None = None,
+    achieved: Mapping[str, float] | None = None, **peaks: float,
+) -> GPU:  # fmt: skip
+    """One accelerator. ``sources`` has one source for several subjects in one word, ``notes`` likewise: the text, and
+    what it is about, separated by spaces. ``formats`` follow from the architecture, which says the vendor too."""
+    by_subject = {part: source for words, source in (sources or {}).items() for part in words.split()}
+    about = {text: frozenset(words.split()) for text, words in (notes or {}).items()}
+    if achieved:
+        by_subject.setdefault("achieved", MEASURED)
+    assert {*peaks, *(achieved or {})} <= set(COLUMNS), name
+    assert {*by_subject, *frozenset().union(*about.values())} <= set(SUBJECTS), name
+    maker = next((maker for prefix, maker in _VENDORS.items() if arch and arch.startswith(prefix)), "")
+    return GPU(
+        name, aliases, vendor or maker, arch, capability_of(arch), memory, bandwidth,
+        NATIVE[arch or ""] if formats is None else formats, source, peaks, achieved or {}, about, by_subject,
+    )  # fmt: skip
+
+
+def capability_of(arch: str | None) -> tuple[int, int] | None:
+    """(8, 9) of sm89, (12, 0) of sm120; None of what is not NVIDIA's."""
+    if arch is None or not arch.startswith("sm"):
+        return None
+    major, minor = divmod(int(arch[2:]), 10)
+    return major, minor
