@@ -80,7 +80,9 @@ class SideBySide:
 def side_by_side(served: Served, question: Question) -> SideBySide:
     """``served`` in eight formats, whatever it is in now. Errors as ``steps``."""
     rows = tuple(_rows(served, question))
-    traffic = decode(served, question, ["bf16"] * len(served.groups), "bf16")
+    traffic = decode(
+        served, question, ["bf16"] * len(served.groups), ["bf16"] * len(served.geometry.attention)
+    )
     return SideBySide(
         question.gpu.name, question.batch, question.context, cache_mode(served, question).name,
         traffic.cache_read + traffic.cache_written + traffic.states, rows,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from narrowcast.hardware.attention import attention_path
 from narrowcast.hardware.cost import Floor, column, floor, ridges
 from narrowcast.hardware.engines import Path
 from narrowcast.hardware.engines.row import UNKNOWN
@@ -140,13 +141,15 @@ def steps(served: Served, question: Question, kernels: Iterable[Kernels] | None 
     best that the GPU allows, which bounds every engine. UsageError for a cache mode that is not known or cannot store
     the model's heads."""
     arithmetics = arithmetic(served, question, kernels)
-    attention = attention_arithmetic(served, question)
+    engine = kernels is not None
+    attention = attention_arithmetic(served, question, engine=engine)
+    prompt = attention_arithmetic(served, question, engine=engine, prompt=True)
 
     def one(batch: int, uniform: bool = False) -> Traffic:
         return decode(served, question, arithmetics, attention, batch=batch, uniform=uniform)
 
     def whole(uniform: bool = False) -> Traffic:
-        return prefill(served, question, arithmetics, attention, uniform=uniform)
+        return prefill(served, question, arithmetics, prompt, uniform=uniform)
 
     gpu, batch = question.gpu, question.batch
     routed = any(group.matrix.experts > group.matrix.active for group in served.groups)
@@ -158,7 +161,7 @@ def steps(served: Served, question: Question, kernels: Iterable[Kernels] | None 
         _step(one(batch, True), gpu, batch) if routed else None,
         _step(whole(True), gpu, question.context) if routed else None,
         _experts(served, batch),
-        crossover(lambda batch: decode(bare, question, arithmetics, attention, batch=batch, uniform=True), gpu),
+        crossover(lambda batch: decode(bare, question, arithmetics, (), batch=batch, uniform=True), gpu),
         crossover(lambda batch: one(batch, True), gpu),
         ridges(gpu), wide.moved / now.moved, wide.weights / now.weights,
         _assumptions(served, question, routed),
@@ -203,10 +206,24 @@ def _lowest(linear: LinearScheme | None, gpu: GPU, dtype: str) -> str:
     return element if element in gpu.formats else "bf16"
 
 
-def attention_arithmetic(served: Served, question: Question) -> str:
-    """The arithmetic of queries with keys and values: 16 bits, or FP8 where the cache is in it and the GPU has it."""
-    low = cache_mode(served, question).name.startswith("fp8") and _FP8 & question.gpu.formats
-    return "fp8" if low else "bf16" if served.geometry.dtype == "fp32" else served.geometry.dtype
+def attention_arithmetic(
+    served: Served, question: Question, *, engine: bool = False, prompt: bool = False
+) -> tuple[str, ...]:
+    """The arithmetic of queries with keys and values in each kind of layer, in a decode step or for a ``prompt``: the
+    engine's, or else 16 bits, and FP8 where the cache is in it and the GPU has it."""
+    mode = cache_mode(served, question).name
+    own = "fp8" if mode.startswith("fp8") and _FP8 & question.gpu.formats else "bf16"
+    found = []
+    for each in served.geometry.attention:
+        word = UNKNOWN
+        if engine:
+            path = attention_path(
+                question.engine, question.gpu, mode, each.kind, each.k_dim, sparse=each.index > 0
+            )
+            word = path.prefill if prompt else path.arithmetic
+            word = UNKNOWN if path.refusal is not None else word
+        found.append(own if word == UNKNOWN else word)
+    return tuple(found)
 
 
 def crossover(at: Callable[[int], Traffic], gpu: GPU) -> int | None:

@@ -19,7 +19,7 @@
     experts           at least those that one token takes; E (1 - (1 - k/E)^tokens) distinct ones are expected under
                       uniform routing, an assumption: trained routers are less even and touch fewer
     tensor parallel   a split matrix, its heads and its keys count by their share; fewer heads than GPUs are copied;
-                      whole matrices and latents are read by every GPU; with ``ep`` the busiest one has at least its share
+                      whole matrices and latents are read by every GPU; with ``ep`` the busiest has its share at least
     pipeline          a step passes all stages, one after the other: the sum over stages is what one stage would take
 
 Everything here is the least that must be done. Left out: activations, softmax and other element-wise work, the FLOP of
@@ -65,22 +65,20 @@ class Traffic:
 
 
 def decode(
-    served: Served, question: Question, arithmetics: Sequence[str], attention: str,
+    served: Served, question: Question, arithmetics: Sequence[str], attention: Sequence[str],
     *, batch: int | None = None, uniform: bool = False,
 ) -> Traffic:  # fmt: skip
     """One token for each of ``batch`` sequences (None: the question's). ``arithmetics`` has the arithmetic of each of
-    the model's groups, ``attention`` that of the products with keys and values; ``uniform`` counts the experts that
-    uniform routing is expected to touch instead of the fewest."""
+    the model's groups, ``attention`` that of the products with keys and values, by kind of layer; ``uniform`` counts
+    the experts that uniform routing is expected to touch instead of the fewest."""
     tokens = question.batch if batch is None else batch
     flops: dict[str, float] = {}
     for group, arithmetic in zip(served.groups, arithmetics, strict=True):
         if multiplied(group, served):
             _add(flops, arithmetic, tokens * _flops(group.matrix, question))
-    for each in served.geometry.attention:
-        pairs = tokens * attended(each, question.context)
-        _add(
-            flops, attention, pairs * each.layers * _per_pair(each, served.geometry) / _among(each, question)
-        )
+    for each, arithmetic in zip(served.geometry.attention, attention, strict=True):
+        total = attended(each, question.context) * each.layers * _per_pair(each, served.geometry)
+        _add(flops, arithmetic, tokens * total / _among(each, question))
     per_sequence = _cache(served, question, question.context)
     return Traffic(
         _weights(served, question, tokens if uniform else None), tokens * _row(served, question),
@@ -89,7 +87,12 @@ def decode(
 
 
 def prefill(
-    served: Served, question: Question, arithmetics: Sequence[str], attention: str, *, uniform: bool = False
+    served: Served,
+    question: Question,
+    arithmetics: Sequence[str],
+    attention: Sequence[str],
+    *,
+    uniform: bool = False,
 ) -> Traffic:
     """One prompt of ``context`` tokens, up to its first answer; see ``decode``."""
     context = question.context
@@ -98,9 +101,9 @@ def prefill(
         if multiplied(group, served):
             tokens = 1 if group is head(served) else context
             _add(flops, arithmetic, tokens * _flops(group.matrix, question))
-    for each in served.geometry.attention:
+    for each, arithmetic in zip(served.geometry.attention, attention, strict=True):
         total = pairs(each, context) * each.layers * _per_pair(each, served.geometry, prompt=True)
-        _add(flops, attention, total / _among(each, question))
+        _add(flops, arithmetic, total / _among(each, question))
     written = sum(
         each.keeping * each.tokens(context) * _token(each, served, question)
         for each in served.geometry.attention
@@ -216,9 +219,17 @@ def _token(attention: Attention, served: Served, question: Question) -> float:
 
 
 def _states(served: Served, question: Question) -> float:
-    """Bytes of one sequence's states on one GPU, in the model's dtype."""
-    elements = sum(each.layers * each.state for each in served.geometry.attention)
-    return elements * formats[served.geometry.dtype].bits / 8 / question.tp
+    """Bytes of one sequence's states on one GPU."""
+    own = served.geometry.dtype
+    bits = sum(
+        each.layers
+        * (
+            (each.state - each.recurrent) * formats[own].bits
+            + each.recurrent * formats[each.recurrent_dtype or own].bits
+        )
+        for each in served.geometry.attention
+    )
+    return bits / 8 / question.tp
 
 
 def _among(attention: Attention, question: Question) -> int:
