@@ -216,3 +216,22 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     wrong = replace(schemes["nvfp4"], scales=(schemes["nvfp4"].inner, Scale(FP32, (0, 0), "mse")))
     with pytest.raises(UsageError, match="unknown rule of an outer scale"):
         quantize(x, wrong)
+
+
+@pytest.mark.parametrize(
+    ("preset", "widths", "group"),
+    [
+        ("w4a16", (256, 384), 128),
+        ("w4a16", (256, 192), 64),
+        ("w4a16_asym", (96,), 32),
+        ("w8a16", (48,), None),
+        ("nvfp4a16", (48, 100), 16),  # a format's own group is no choice
+        ("fp8_dynamic", (7,), 0),
+        ("fp8_block", (100,), 128),
+    ],
+)
+def test_presets_take_the_largest_group_that_divides(
+    preset: str, widths: tuple[int, ...], group: int | None
+) -> None:
+    found = presets[preset].fitting(widths)
+    assert (found and found.linear.weight.group) == group

@@ -40,7 +40,7 @@ from narrowcast.numbers.formats import FP32, Format, formats
 from narrowcast.store.dtypes import DTYPES
 from narrowcast.store.safetensors import Entry, matrix_shape
 from narrowcast.store.writer import Spec, layout
-from narrowcast.tensors.presets import LinearScheme, presets
+from narrowcast.tensors.presets import GROUPS, LinearScheme, presets
 from narrowcast.tensors.recode import possible
 from narrowcast.tensors.scaling import under_rule
 from narrowcast.tensors.schemes import schemes
@@ -277,26 +277,22 @@ class Builder:
             if self.calibration is None:
                 raise refusal(preset)
             self.calibration.ask(preset)
-        group = preset.linear.weight.group
-        if (
-            group not in (64, 128)
-            or not any(w % group for w in widths)
-            or "_g" not in preset.linear.weight.name
-        ):
+        fitting = preset.fitting(widths)
+        if fitting is preset:
             return preset.linear
-        for smaller in (64, 32):
-            if smaller < group and not any(w % smaller for w in widths):
-                odd = next(w for w in widths if w % group)
-                if self.strict:
-                    raise UsageError(
-                        f"{name} has {odd} columns, which groups of {group} do not divide",
-                        remedy=f"without --strict this layer takes groups of {smaller}",
-                    )  # fmt: skip
-                self.fallbacks.append(
-                    f"{name}: groups of {smaller}, because {group} does not divide {odd} columns"
-                )
-                return preset.with_group(smaller).linear
-        return preset.with_group(32).linear  # refused with what would do: a multiple of the smallest group
+        if fitting is None:
+            return preset.with_group(
+                GROUPS[-1]
+            ).linear  # refused with what would do: a multiple of the smallest group
+        group, smaller = preset.linear.weight.group, fitting.linear.weight.group
+        odd = next(w for w in widths if w % group)
+        if self.strict:
+            raise UsageError(
+                f"{name} has {odd} columns, which groups of {group} do not divide",
+                remedy=f"without --strict this layer takes groups of {smaller}",
+            )  # fmt: skip
+        self.fallbacks.append(f"{name}: groups of {smaller}, because {group} does not divide {odd} columns")
+        return fitting.linear
 
     def _split_bias(self, module: Module) -> None:
         """The stacked bias [E, out] follows its experts, under the names of their modules."""

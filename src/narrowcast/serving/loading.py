@@ -17,8 +17,6 @@ from narrowcast.numbers.formats import Format, formats
 from narrowcast.serving.served import Group, Served
 from narrowcast.tensors.presets import LinearScheme, Preset, presets
 
-_SMALLER = (64, 32)  # groups instead of 128, as quantize takes them
-
 
 def load(model: str | Path, *, preset: str | None = None, container: str | None = None) -> Served:
     """The model as it would be served. UsageError for a model or preset that there is not, InputError for files that
@@ -55,8 +53,7 @@ def _group(matrix: Matrix, preset: Preset | None, dtype: Format) -> Group:
 
 def fitting(preset: Preset, width: int) -> LinearScheme | None:
     """The preset's layer with groups that divide ``width``; None where no group does."""
-    rows, group = preset.linear.weight.inner.tile
-    if not group or rows != 1 or width % group == 0:
-        return preset.linear
-    smaller = next((size for size in _SMALLER if size < group and width % size == 0), None)
-    return preset.with_group(smaller).linear if smaller is not None else None
+    found = preset.fitting((width,))
+    if found is None or (found.linear.weight.inner.tile[0] == 1 and width % (found.linear.weight.group or 1)):
+        return None
+    return found.linear

@@ -10,7 +10,7 @@ A preset that needs calibration statistics refuses where there are none, and nam
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from narrowcast.errors import UsageError
@@ -20,6 +20,7 @@ EXCLUDED_ROLES = frozenset(
     {"embedding", "lm_head", "norm", "router", "bias", "rotary", "vision", "audio", "mtp"}
 )  # fmt: skip
 KV_SUFFIXES = ("kv8", "kv8_head", "kvnv4")
+GROUPS = (128, 64, 32)  # sizes that a preset of groups falls back to, in this order
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,17 @@ class Preset:
         """The same preset on smaller groups, for layers whose width the group does not divide."""
         stem = self.linear.weight.name.rsplit("_g", 1)[0]
         return replace(self, linear=replace(self.linear, weight=schemes[f"{stem}_g{group}"]))
+
+    def fitting(self, widths: Iterable[int]) -> Preset | None:
+        """The same preset on the largest groups, its own or smaller ones, that divide all widths; None where none of
+        ``GROUPS`` does. Tiles that belong to a format (NVFP4, MX), channels and blocks are no choice."""
+        weight, asked = self.linear.weight, tuple(widths)
+        if weight.group not in GROUPS or "_g" not in weight.name:
+            return self
+        for size in GROUPS:
+            if size <= weight.group and not any(width % size for width in asked):
+                return self if size == weight.group else self.with_group(size)
+        return None
 
 
 def _preset(name: str, weight: str, inputs: str | None = None, *aliases: str, **more: object) -> Preset:
