@@ -3,7 +3,7 @@
 geometry(config)  →  Geometry, or CheckpointError with the field that is missing
 
 fields, blocks     what is read, and what families are made of
-dense  experts  towers      families, by what their layers are; text parts of multimodal models
+dense  experts  hybrid  nemotron  towers      families, by what their layers are; text parts of multimodal models
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from narrowcast.errors import CheckpointError
-from narrowcast.model.families import dense, experts
+from narrowcast.model.families import dense, experts, hybrid, nemotron
 from narrowcast.model.families.fields import Fields
 from narrowcast.model.families.towers import DEFAULTS, TOWERS, in_tower
 from narrowcast.model.geometry import Geometry
 from narrowcast.store.checkpoint import text_config
 
 Family = Callable[[Fields], Geometry]
-FAMILIES: Mapping[str, Family] = {**dense.FAMILIES, **experts.FAMILIES}
+FAMILIES: Mapping[str, Family] = {
+    **dense.FAMILIES,
+    **experts.FAMILIES,
+    **hybrid.FAMILIES,
+    "nemotron_h": nemotron.nemotron_h,
+}
 # Parts that are beside a text model that stands at the top of its config (Qwen2-VL).
 _BESIDE = ("vision_config", "visual", "audio_config")
 

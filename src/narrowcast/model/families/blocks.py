@@ -134,14 +134,17 @@ class Decoder:
         bias: bool = False,
         experts: int = 1,
         active: int = 1,
+        width: int | None = None,
     ) -> None:
-        """gate and up, then down. Two ``leaves``: no gate, or gate and up in one matrix where the first says so."""
+        """gate and up, then down, from ``width`` and back to it (None: the model's). Two ``leaves``: no gate, or gate
+        and up in one matrix where the first says so."""
         *ups, down = leaves
+        outer = width or self.hidden
         for leaf in ups:
             pieces = (inner, inner) if leaf in ("gate_up_proj", "input_linear") else ()
-            self.linear(prefix + leaf, role, (sum(pieces) or inner, self.hidden), layers, "column", bias=bias,
+            self.linear(prefix + leaf, role, (sum(pieces) or inner, outer), layers, "column", bias=bias,
                         experts=experts, active=active, pieces=pieces)  # fmt: skip
-        self.linear(prefix + down, role, (self.hidden, inner), layers, "row", bias=bias, experts=experts,
+        self.linear(prefix + down, role, (outer, inner), layers, "row", bias=bias, experts=experts,
                     active=active)  # fmt: skip
 
     def routed(

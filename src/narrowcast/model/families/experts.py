@@ -135,7 +135,7 @@ class Latent(Mixture):
         ):  # fmt: skip
             model.linear(f"self_attn.indexer.{name}", Role.ATTENTION, shape, layers)
         model.vectors += 2 * layers * dim
-        model.keeps[-1] = replace(model.keeps[-1], index=dim)
+        model.keeps[-1] = replace(model.keeps[-1], index=dim, chosen=fields.count("index_topk"))
 
 
 @dataclass(frozen=True)
