@@ -72,10 +72,11 @@ class Attention:
     values of ``v_dim`` elements.
 
     latent: one head, ``k_dim`` the rank of the latent and its rotary part, ``v_dim`` 0 (the value is read from the
-    latent); ``index`` further elements for each token, the key of an indexer that picks the tokens to attend to, which
-    engines keep in a form of its own, and ``chosen`` tokens picked at most (None: all). state: no keys, but ``state`` elements for each sequence, in the model's dtype
-    but for ``recurrent`` of them in ``recurrent_dtype`` (None: the model's too). ``kept`` of the layers keep keys of
-    their own, the others borrow them (None: all). ``window`` tokens are kept at most.
+    latent); ``index`` further elements for each token, the key of an indexer that picks the tokens to attend to, at
+    most ``chosen`` (None: all), which engines keep in a form of its own. state: no keys, but ``state`` elements for
+    each sequence, in the model's dtype but for ``recurrent`` of them in ``recurrent_dtype`` (None: the model's too).
+    ``kept`` of the layers keep keys of their own, the others borrow them (None: all). ``window`` tokens are kept at
+    most.
     """
 
     kind: Keeps

@@ -13,6 +13,7 @@
                   + Σ 2 · heads · (dim of K + dim of V) · Σ_t attended(t)       causal, masked products not counted
 
     attended(t)       t of full and latent, min(t, window) of sliding, (t - 1) mod window + 1 of chunked attention
+                      of sparse attention no more than are chosen, but the indexer's keys of all, a byte an element
     latent, decode    2 · heads · (rank + rotary) + 2 · heads · rank for a token attended: the up-projection is absorbed
                       into queries and outputs, at the price of its own matrix product
     latent, prefill   2 · width of queries + 2 · width of values, or as in decode, whichever is less
@@ -23,8 +24,8 @@
     pipeline          a step passes all stages, one after the other: the sum over stages is what one stage would take
 
 Everything here is the least that must be done. Left out: activations, softmax and other element-wise work, the FLOP of
-recurrences (a few for each element of a state), communication, and that a cache on the chip could keep something from
-one step to the next, which models of some ten megabytes do.
+recurrences (a few for each element of a state) and of indexers, communication, and that a cache on the chip could keep
+something from one step to the next, which models of some ten megabytes do.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def prefill(
         total = pairs(each, context) * each.layers * _per_pair(each, served.geometry, prompt=True)
         _add(flops, arithmetic, total / _among(each, question))
     written = sum(
-        each.keeping * each.tokens(context) * _token(each, served, question)
+        each.keeping * each.tokens(context) * (_token(each, served, question) + each.index)
         for each in served.geometry.attention
     )
     return Traffic(
@@ -120,12 +121,12 @@ def attended(attention: Attention, position: int) -> int:
         return 0
     if attention.kind == "chunked" and attention.window is not None:
         return (position - 1) % attention.window + 1
-    return attention.tokens(position)
+    return min(attention.tokens(position), attention.chosen or position)
 
 
 def pairs(attention: Attention, context: int) -> int:
     """Σ attended(t) over the tokens of a prompt."""
-    window = attention.window
+    window = attention.window or attention.chosen
     if attention.kind == "state":
         return 0
     if window is None or context <= window:
@@ -202,8 +203,8 @@ def _cache(served: Served, question: Question, position: int) -> tuple[float, fl
     read = written = 0.0
     for each in served.geometry.attention:
         token = _token(each, served, question)
-        read += each.layers * attended(each, position) * token
-        written += each.keeping * token
+        read += each.layers * (attended(each, position) * token + position * each.index)
+        written += each.keeping * (token + each.index)
     return read, written
 
 
