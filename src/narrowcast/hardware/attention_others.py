@@ -21,7 +21,10 @@ _FP4_BLACKWELL = (
     "--kv-cache-dtype=nvfp4 requires Blackwell SM100 or SM120. Use --kv-cache-dtype=fp4_mx_block16 for the "
     "block-size-16 FP4 recipe."
 )
-_FP4_CHOICES = "KV4 MHA expects attention_backend to be one of ['triton', 'torch_native', 'flex_attention', 'trtllm_mha']"
+_FP4_CHOICES = (
+    "KV4 MHA expects attention_backend to be one of ['triton', 'torch_native', 'flex_attention', "
+    "'trtllm_mha']"
+)
 _FP4_LATENT = "KV4 MLA expects attention_backend to be one of ['flashinfer', 'trtllm_mla']"
 _MXFP8 = (
     "--kv-cache-dtype mxfp8 requires an SM100+ (Blackwell) GPU for the block-scaled operands used by the FA4 MXFP8 "
