@@ -1,6 +1,6 @@
 """The doctor: what a start-up log says in plain words, and what the symptoms people see may come from.
 
-    diagnose(lines)   what runs, what is wrong with it, what the log does not say
+    diagnose(lines)   what runs, what is wrong with it, what the log does not say; Reader, line by line
     symptoms          what people see, with causes, checks and remedies; find(text) by words
 
 Both are tables: a line that an engine prints is one row (``vllm_*``, ``sglang``, ``tensorrt_llm``, ``any_engine``),
@@ -11,8 +11,19 @@ Left out: reading metrics and request logs, which tell how fast and not what run
 """
 
 from narrowcast.doctor.lines import read
-from narrowcast.doctor.reading import diagnose
+from narrowcast.doctor.reading import Reader, diagnose
 from narrowcast.doctor.report import Finding, Report, Running
 from narrowcast.doctor.symptoms import Cause, Symptom, find, symptoms
 
-__all__ = ["Cause", "Finding", "Report", "Running", "Symptom", "diagnose", "find", "read", "symptoms"]
+__all__ = [
+    "Cause",
+    "Finding",
+    "Reader",
+    "Report",
+    "Running",
+    "Symptom",
+    "diagnose",
+    "find",
+    "read",
+    "symptoms",
+]

@@ -1,4 +1,4 @@
-"""From the lines of a start-up log to a report of what runs: ``diagnose``.
+"""From the lines of a start-up log to a report of what runs: ``diagnose``, or ``Reader`` while they are printed.
 
 The log is read once, line by line; what is kept is one entry per fact and per fault, so memory does not grow with
 the log. All engines' rows are tried, and those of other engines are dropped when the engine is known at the end.
@@ -71,7 +71,7 @@ def diagnose(lines: Iterable[str]) -> Report:
 
     Raises InputError when no line is vLLM's, SGLang's or TensorRT-LLM's.
     """
-    reader = _Reader()
+    reader = Reader()
     for line in lines:
         reader.take(line)
     return reader.report()
@@ -98,8 +98,8 @@ class _Seen:
         )
 
 
-class _Reader:
-    """What was found so far; ``take`` reads one more line, ``report`` draws the conclusions."""
+class Reader:
+    """What was found so far; ``take`` reads one more line, ``report`` draws the conclusions, as often as it is asked."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -116,6 +116,11 @@ class _Reader:
             entry = (row, re.compile(row.regex))
             for word in row.words:
                 self._rows.setdefault(word, []).append(entry)
+
+    @property
+    def serving(self) -> bool:
+        """Whether a line said that the engine is ready for requests."""
+        return self._ready > 0
 
     def take(self, raw: str) -> None:
         self._number += 1
@@ -177,6 +182,7 @@ class _Reader:
                 self._root = (self._number, text[:_SHOWN])
 
     def report(self) -> Report:
+        """What the lines say so far. InputError when none of them is an engine's."""
         engines = self._votes.decided(self._number, self._head)
         known = _settled({key: line for key, (of, line) in self._facts.items() if set(of) & set(engines)})
         seen = [
