@@ -99,7 +99,7 @@ class _Seen:
 
 
 class Reader:
-    """What was found so far; ``take`` reads one more line, ``report`` draws the conclusions, as often as it is asked."""
+    """What was found so far; ``take`` reads one more line, ``report`` concludes, as often as it is asked."""
 
     def __init__(self) -> None:
         self._number = 0
