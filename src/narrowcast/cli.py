@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
 from narrowcast.errors import NarrowcastError
-from narrowcast.verbs import audits, calibrate, checkpoints, evaluate, numbers, trace, verdict
+from narrowcast.verbs import audits, calibrate, checkpoints, evaluate, numbers, serve, trace, verdict
 from narrowcast.verbs.answering import discard
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
@@ -40,6 +40,8 @@ RUNS: Runs = {
     "trace": trace.run_trace,
     "legal": trace.run_legal,
     "verdict": verdict.run_verdict,
+    "serve": serve.run_serve,
+    "gpus": gpus.run_gpus,
     "vectors": numbers.run_vectors,
 }
 

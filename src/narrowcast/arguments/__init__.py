@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 from narrowcast._version import __version__
-from narrowcast.arguments import audits, calibrate, checkpoints, evaluate, numbers, trace, verdict
+from narrowcast.arguments import audits, calibrate, checkpoints, evaluate, numbers, serve, trace, verdict
 from narrowcast.arguments.parser import Help, Parser, Verb
 from narrowcast.errors import UsageError
 
@@ -22,6 +22,8 @@ _ROWS: dict[str, Verb] = {
         *evaluate.VERBS,
         *trace.VERBS,
         *verdict.VERBS,
+        *gpus.VERBS,
+        *serve.VERBS,
         numbers.VERBS[-1],
     )
 }
@@ -92,8 +94,12 @@ def check_verb(arguments: Sequence[str]) -> None:
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
-    """``--value -2^-10`` as ``--value=-2^-10``: argparse takes a word with a minus sign for an option."""
+    """``--value -2^-10`` as ``--value=-2^-10``: argparse takes a word with a minus sign for an option. What stands
+    behind ``--`` of serve becomes values of ``--engine-flag`` for the same reason."""
     words: list[str] = []
+    if "--" in arguments and "serve" in arguments[: arguments.index("--")]:
+        at = arguments.index("--")
+        arguments = [*arguments[:at], *(f"--engine-flag={word}" for word in arguments[at + 1 :])]
     for word in arguments:
         if words and words[-1] == "--value" and word != "--":
             words[-1] = f"--value={word}"
