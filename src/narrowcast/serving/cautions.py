@@ -136,7 +136,7 @@ def _emptied(layer: Layer, kinds: tuple[str, ...]) -> bool:
 def _fp8_for_speed(case: Case) -> Said | None:
     gpu = case.question.gpu
     names = case.named(lambda layer: _emptied(layer, ("fp8",)))
-    if not names or {"e4m3fn", "e4m3fnuz"} & gpu.formats:
+    if not names or gpu.multiplies("fp8"):
         return None
     return (
         f"FP8 for speed ({names})",
@@ -151,7 +151,7 @@ def _fp4_for_speed(case: Case) -> Said | None:
     names = case.named(lambda layer: _emptied(layer, ("nvfp4", "mxfp4")))
     if not names:
         return None
-    native = {"nvfp4", "mxfp4"} & gpu.formats
+    native = gpu.multiplies("fp4")
     lacks = "the engine has no kernel for it here" if native else f"{gpu.name} has no FP4 unit"
     return (
         f"FP4 for arithmetic ({names})",
