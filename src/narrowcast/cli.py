@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
 from narrowcast.errors import NarrowcastError
-from narrowcast.verbs import audits, calibrate, checkpoints, evaluate, numbers, serve, trace, verdict
+from narrowcast.verbs import audits, calibrate, checkpoints, evaluate, gpus, numbers, serve, trace, verdict
 from narrowcast.verbs.answering import discard
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141

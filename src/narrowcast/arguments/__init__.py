@@ -7,7 +7,17 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 from narrowcast._version import __version__
-from narrowcast.arguments import audits, calibrate, checkpoints, evaluate, numbers, serve, trace, verdict
+from narrowcast.arguments import (
+    audits,
+    calibrate,
+    checkpoints,
+    evaluate,
+    gpus,
+    numbers,
+    serve,
+    trace,
+    verdict,
+)
 from narrowcast.arguments.parser import Help, Parser, Verb
 from narrowcast.errors import UsageError
 

@@ -98,9 +98,9 @@ def audit(
         raise UsageError("the tensor-parallel size is not positive", got=tp, wanted="1 or more")
     row = None
     if gpu is not None:
-        from narrowcast.hardware.gpus import gpus
+        from narrowcast.hardware.own_gpus import named
 
-        row = gpus[gpu]
+        row = named(gpu)
     sample = read_sample(kv_sample) if kv_sample is not None else ()
     picked = chosen([*told, *select])
     todo, skipped = _runnable(picked, quick, against is not None)

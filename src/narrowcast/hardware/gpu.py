@@ -15,6 +15,7 @@ zero, twice as much on marketing pages.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -56,6 +57,19 @@ NATIVE: Mapping[str, frozenset[str]] = {
     "gfx942": _CDNA2 | {"e4m3fnuz", "e5m2fnuz"},
     "gfx950": _CDNA2 | {"e4m3fn", "e5m2", "mxfp8", "mxfp6", "mxfp4"},
 }
+
+_VENDORS = {"sm": "nvidia", "gfx": "amd"}
+
+
+def capability_of(arch: str | None) -> tuple[int, int] | None:
+    """(8, 9) of sm89, (12, 0) of sm120; None of what is not NVIDIA's."""
+    found = re.fullmatch(r"sm(\d+)(\d)", arch or "")
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def vendor_of(arch: str | None) -> str | None:
+    """Whose architecture it is; None where the name does not tell."""
+    return next((vendor for start, vendor in _VENDORS.items() if (arch or "").startswith(start)), None)
 
 
 class Source(NamedTuple):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from narrowcast.hardware.gpu import COLUMNS, GPU, NATIVE, SUBJECTS, Source
+from narrowcast.hardware.gpu import COLUMNS, GPU, NATIVE, SUBJECTS, Source, capability_of, vendor_of
 from narrowcast.hardware.gpu_rows.sources import COLLECTED, MEASURED
-
-_VENDORS = {"sm": "nvidia", "gfx": "amd"}
 
 
 def row(
@@ -24,16 +22,7 @@ def row(
         by_subject.setdefault("achieved", MEASURED)
     assert {*peaks, *(achieved or {})} <= set(COLUMNS), name
     assert {*by_subject, *frozenset().union(*about.values())} <= set(SUBJECTS), name
-    maker = next((maker for prefix, maker in _VENDORS.items() if arch and arch.startswith(prefix)), "")
     return GPU(
-        name, aliases, vendor or maker, arch, capability_of(arch), memory, bandwidth,
+        name, aliases, vendor or vendor_of(arch) or "", arch, capability_of(arch), memory, bandwidth,
         NATIVE[arch or ""] if formats is None else formats, source, peaks, achieved or {}, about, by_subject,
     )  # fmt: skip
-
-
-def capability_of(arch: str | None) -> tuple[int, int] | None:
-    """(8, 9) of sm89, (12, 0) of sm120; None of what is not NVIDIA's."""
-    if arch is None or not arch.startswith("sm"):
-        return None
-    major, minor = divmod(int(arch[2:]), 10)
-    return major, minor

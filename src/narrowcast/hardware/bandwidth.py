@@ -1,0 +1,112 @@
+"""The memory bandwidth of the machine's processor, measured.
+
+    read  =  bytes read / s              the maximum over an array
+    copy  =  (bytes read + written) / s  one array into another
+
+Arrays are several times the last cache, so that a pass finds nothing of the one before; each thread has its own part,
+and a pass ends when the last thread has. The median of the passes counts. What a processor reads of a line before it
+overwrites it (write-allocate) is not counted: copies of this size go around the caches where the C library can. The
+better of both is the bandwidth: a step that streams weights mostly reads, but numpy reads with one core what two could
+carry.
+
+Source of the method: McCalpin, "Memory Bandwidth and Machine Balance" (1995), whose rules on sizes are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+CACHES = 4  # arrays together, in last caches
+SMALLEST, LARGEST = 256 << 20, 2 << 30
+MEMORY_SHARE = 4  # at most a quarter of what is free
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes a second of reading and of copying, with how many threads, over how many bytes, medians of how many
+    passes."""
+
+    read: float
+    copy: float
+    threads: int
+    footprint: int
+    passes: int
+
+    @property
+    def best(self) -> float:
+        """Bytes a second that count."""
+        return max(self.read, self.copy)
+
+
+def measure(seconds: float = 1.0, threads: int | None = None, footprint: int | None = None) -> Bandwidth:
+    """Measure for about ``seconds``, after the arrays are filled. ``threads`` is by default what the process may use,
+    ``footprint`` the bytes of both arrays together, by default several last caches."""
+    threads = threads or len(os.sched_getaffinity(0))
+    footprint = footprint or footprint_of(last_cache(), free_memory())
+    words = footprint // 2 // 4 // threads
+    sources = [np.ones(words, np.float32) for _ in range(threads)]
+    targets = [np.zeros(words, np.float32) for _ in range(threads)]
+    moved = words * 4 * threads
+    with ThreadPoolExecutor(threads) as pool:
+        for target in targets:
+            target.fill(0)  # pages of zeros are one page until they are written
+        reads = _passes(lambda: list(pool.map(np.maximum.reduce, sources)), seconds / 2)
+        copies = _passes(lambda: list(pool.map(np.copyto, targets, sources)), seconds / 2)
+    return Bandwidth(
+        moved / median(reads), 2 * moved / median(copies), threads, 2 * moved, min(len(reads), len(copies))
+    )
+
+
+def _passes(work: Callable[[], object], seconds: float) -> list[float]:
+    """Seconds of each pass, three at least, the first of which is thrown away."""
+    work()
+    taken: list[float] = []
+    while len(taken) < 3 or sum(taken) < seconds:
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def footprint_of(cache: int, free: int | None) -> int:
+    """Bytes of all arrays: several caches, between a quarter of a GiB and two, and not of memory that others need."""
+    wanted = min(max(CACHES * cache, SMALLEST), LARGEST)
+    return wanted if free is None else min(wanted, free // MEMORY_SHARE)
+
+
+def last_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Bytes of the largest cache that Linux tells of; 0 where it tells nothing."""
+    sizes = [_size(file.read_text()) for file in folder.glob("index*/size")]
+    return max(sizes, default=0)
+
+
+def _size(text: str) -> int:
+    number, unit = text.strip()[:-1], text.strip()[-1:]
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit)
+    return int(number) * scale if scale and number.isdecimal() else 0
+
+
+def free_memory(file: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes that Linux can give away; None where it does not tell."""
+    return meminfo("MemAvailable", file)
+
+
+def meminfo(field: str, file: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes of one field of /proc/meminfo."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if name == field and rest.split()[:1]:
+            return int(rest.split()[0]) * 1024
+    return None
