@@ -110,7 +110,7 @@ class Geometry:
     """A model in numbers. ``tied``: the head is the embedding's matrix, which is listed once, as the embedding.
     ``vectors`` counts norms, convolutions, sinks and other parameters beside matrices; ``positions`` is the longest
     context that the config claims, ``dtype`` the config's own word in our spelling, and ``notes`` say what is not
-    counted."""
+    counted. The first of ``matrices`` is the embedding."""
 
     family: str
     layers: int
@@ -132,11 +132,11 @@ class Geometry:
     @property
     def active(self) -> int:
         """Parameters that one token meets, the embedding's one row aside."""
-        return self.vectors + sum(
-            matrix.active_parameters
-            for matrix in self.matrices
-            if matrix.role is not Role.EMBEDDING or self.tied
-        )
+        return self.vectors + sum(m.active_parameters for m in self.matrices if self.streams(m))
+
+    def streams(self, matrix: Matrix) -> bool:
+        """Whether a step multiplies with the matrix; of an embedding it gathers a row, unless it is the head too."""
+        return matrix.role is not Role.EMBEDDING or (self.tied and matrix == self.matrices[0])
 
     @property
     def experts(self) -> int:

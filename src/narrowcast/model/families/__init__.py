@@ -1,9 +1,10 @@
 """From a config.json to a geometry: one row for each family, by model_type.
 
-geometry(config)  →  Geometry, or CheckpointError with the field that is missing
+geometry(config)   →  Geometry, or CheckpointError with the field that is missing
 
 fields, blocks     what is read, and what families are made of
-dense  experts  hybrid  nemotron  towers      families, by what their layers are; text parts of multimodal models
+dense, experts, hybrid, nemotron, crossed      families, by what their layers are
+towers             text parts of multimodal models
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from narrowcast.errors import CheckpointError
-from narrowcast.model.families import dense, experts, hybrid, nemotron
+from narrowcast.model.families import crossed, dense, experts, hybrid, nemotron
 from narrowcast.model.families.fields import Fields
 from narrowcast.model.families.towers import DEFAULTS, TOWERS, in_tower
 from narrowcast.model.geometry import Geometry
@@ -23,6 +24,7 @@ FAMILIES: Mapping[str, Family] = {
     **dense.FAMILIES,
     **experts.FAMILIES,
     **hybrid.FAMILIES,
+    **crossed.FAMILIES,
     "nemotron_h": nemotron.nemotron_h,
 }
 # Parts that are beside a text model that stands at the top of its config (Qwen2-VL).
@@ -54,5 +56,5 @@ def geometry(config: Mapping[str, Any]) -> Geometry:
 
 
 def _plain(kind: str) -> str:
-    """The family of a text part: gemma3_text is gemma3."""
-    return kind if kind in FAMILIES else kind.removesuffix("_text")
+    """The family of a text part: gemma3_text is gemma3, mllama_text_model is mllama."""
+    return kind if kind in FAMILIES else kind.removesuffix("_model").removesuffix("_text")

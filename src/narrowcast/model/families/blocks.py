@@ -46,6 +46,7 @@ class Decoder:
         self.vectors = 0
         self.notes: list[str] = []
         self.head_bias = False
+        self.rows = self.vocabulary  # of the embedding
 
     def linear(
         self,
@@ -173,20 +174,11 @@ class Decoder:
             active=active,
         )
 
-    def keep(
-        self,
-        kinds: Iterable[Keeps],
-        heads: tuple[int, int, int],
-        *,
-        window: int | None = None,
-        kept: int | None = None,
-    ) -> None:
+    def keep(self, kinds: Iterable[Keeps], heads: tuple[int, int, int], *, window: int | None = None) -> None:
         """What the layers keep, by kind; those that are not full keep ``window`` tokens."""
         q, kv, dim = heads
         for kind, layers in Counter(kinds).items():
-            self.keeps.append(
-                Attention(kind, layers, q, kv, dim, dim, None if kind == "full" else window, kept=kept)
-            )
+            self.keeps.append(Attention(kind, layers, q, kv, dim, dim, None if kind == "full" else window))
 
     def state(self, layers: int, convolution: int, recurrent: int, *, dtype: str | None = None) -> None:
         """States of each sequence: elements of the convolution's and of the recurrence's, in each of the layers."""
@@ -225,11 +217,20 @@ class Decoder:
 
     def geometry(self) -> Geometry:
         """All of it, with the embedding first and the head last."""
-        fields, size = self.fields, (self.vocabulary, self.hidden)
-        matrices = [Matrix(f"{self.root}.{self.table}", Role.EMBEDDING, size, split="column"), *self.matrices]
+        fields = self.fields
+        matrices = [
+            Matrix(f"{self.root}.{self.table}", Role.EMBEDDING, (self.rows, self.hidden), split="column"),
+            *self.matrices,
+        ]
         if not self.tied:
             matrices.append(
-                Matrix("lm_head", Role.LM_HEAD, size, split="column", bias=self.head_bias * self.vocabulary)
+                Matrix(
+                    "lm_head",
+                    Role.LM_HEAD,
+                    (self.vocabulary, self.hidden),
+                    split="column",
+                    bias=self.head_bias * self.vocabulary,
+                )
             )
         together = {name: group for group in fused_groups(m.name for m in matrices) for name in group}
         dtype = fields.dtype()

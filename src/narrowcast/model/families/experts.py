@@ -126,16 +126,37 @@ class Latent(Mixture):
             self.choose(model)
 
     def choose(self, model: Decoder) -> None:
-        """The indexer of sparse attention: queries from the query's latent, one key for all of its heads."""
-        fields, layers, hidden = model.fields, model.layers, model.hidden
-        heads, dim = fields.count("index_n_heads"), fields.count("index_head_dim")
+        """The indexer of sparse attention: queries from the query's latent, one key for all of its heads. Layers that
+        share the choice of one before them have none."""
+        fields, hidden = model.fields, model.hidden
+        layers = indexing(fields, model.layers)
+        heads, dim, chosen = (fields.count(f"index_{name}") for name in ("n_heads", "head_dim", "topk"))
         for name, shape in (
             ("wq_b", (heads * dim, fields.count("q_lora_rank"))), ("wk", (dim, hidden)),
             ("weights_proj", (heads, hidden)),
         ):  # fmt: skip
             model.linear(f"self_attn.indexer.{name}", Role.ATTENTION, shape, layers)
         model.vectors += 2 * layers * dim
-        model.keeps[-1] = replace(model.keeps[-1], index=dim, chosen=fields.count("index_topk"))
+        every = model.keeps.pop()
+        model.keeps.append(replace(every, layers=layers, index=dim, chosen=chosen))
+        if layers < model.layers:
+            model.keeps.append(replace(every, layers=model.layers - layers, chosen=chosen))
+
+
+def indexing(fields: Fields, layers: int) -> int:
+    """How many layers have an indexer of their own: by a word or letter for each (GLM 5), or every
+    index_topk_freq-th, of which the first index_skip_topk_offset all have one; without these fields all."""
+    name = fields.spelled("indexer_types", "index_topk_pattern")
+    said = fields.value(name)
+    if said is not None:
+        known = {"full": 1, "F": 1, "shared": 0, "S": 0}
+        if not isinstance(said, list | tuple | str) or len(said) != layers or not all(
+            isinstance(word, str) and word in known for word in said
+        ):  # fmt: skip
+            fields.refuse(name, f"full or shared for each of {layers} layers")
+        return sum(known[word] for word in said)
+    every, offset = fields.count("index_topk_freq", 1), fields.count("index_skip_topk_offset", 2, least=0)
+    return sum(max(i - offset + 1, 0) % every == 0 for i in range(layers))
 
 
 @dataclass(frozen=True)

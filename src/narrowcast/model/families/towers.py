@@ -38,7 +38,7 @@ TOWERS: Mapping[str, Tower] = {
     "internvl": Tower("qwen2", **_WHOLE),
     "internvl_chat": Tower(None, **_WHOLE),
     "llama4": Tower("llama4_text", **_WHOLE),
-    "mllama": Tower("mllama_text_model", **_WHOLE),
+    "mllama": Tower("mllama", **_WHOLE),
     "kimi_k25": Tower("kimi_k2", **_WHOLE),
     "idefics3": Tower("llama", "model.text_model"),
     "smolvlm": Tower("llama", "model.text_model"),
