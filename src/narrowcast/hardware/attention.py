@@ -23,7 +23,7 @@ from narrowcast.hardware.attention_row import MODE, Attention, Backend, Layout
 from narrowcast.hardware.cache_modes import CACHE_MODES, CacheModeRow
 from narrowcast.hardware.engines import ENGINES, engines
 from narrowcast.hardware.engines.row import UNKNOWN
-from narrowcast.hardware.gpus import FNUZ, GPU
+from narrowcast.hardware.gpus import GPU
 
 _TABLES: Mapping[str, tuple[str, str]] = {
     "vllm": ("attention_vllm", "ATTENTION"),
@@ -152,7 +152,7 @@ def _accepted(
         *(f"with {row.package}, {row.name} would come before" for row in ahead),
         *(() if default else (f"only with {first.package}",)),
     ]  # fmt: skip
-    if FNUZ in gpu.notes and mode.name.startswith("fp8"):
+    if gpu.fp8_kind == "fnuz" and mode.name.startswith("fp8"):
         notes.append("this GPU stores E4M3FNUZ, which reaches 240 instead of 448")
     storage = wide if mode.name == "bf16" else mode.name
     names = tuple(dict.fromkeys(row.name for row in default or found if row.failure is None))
