@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 
 from narrowcast.errors import UsageError
-from narrowcast.hardware.cost import Work, floor
+from narrowcast.hardware.cost import Work, floor, peak_of
 from narrowcast.hardware.gpus import gpus
 from narrowcast.model.geometry import Attention, Geometry, Keeps, Matrix, Split
 from narrowcast.model.roles import Role
 from narrowcast.numbers.formats import BF16
+from narrowcast.serving.loading import from_config
+from narrowcast.serving.paths import kernels
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Group, Served
 from narrowcast.serving.steps import arithmetic, attention_arithmetic, possible, steps
 from narrowcast.serving.traffic import decode, expected, prefill
 from narrowcast.tensors.presets import presets
+from serving.configs import LLAMA3_8B
 
 HIDDEN, VOCABULARY = 32, 64
 Sized = tuple[str, int, int, Split, int]  # leaf, N, K, side that is split, heads that stay whole
@@ -323,26 +326,34 @@ def test_arithmetic_is_the_lowest_of_three_conditions() -> None:
 
 
 def test_paths_decide_where_they_are_known() -> None:
-    from narrowcast.hardware.engines import paths
-
+    """An engine's own path for each group: FP8 on an H100, weights alone on an A100; a refusal bounds nothing."""
     linear = presets["fp8_dynamic"].linear
     served = _served("dense")
-    served = replace(served, groups=tuple(replace(group, linear=linear) for group in served.groups))
-
-    @dataclass(frozen=True)
-    class Row:
-        groups: tuple[Group, ...]
-        path: Any
-
-    for gpu, preset, word in (("h100", "fp8_dynamic", "fp8"), ("a100", "fp8_dynamic", "bf16: weight only")):
-        path = paths("vllm", "compressed-tensors", presets[preset].linear, gpus[gpu], shape=(64, 64))
+    groups = tuple(
+        replace(group, linear=linear) if group.matrix.role is Role.ATTENTION else group
+        for group in served.groups
+    )
+    served = replace(served, groups=groups, container="compressed-tensors")
+    for gpu, word in (("h100", "fp8"), ("a100", "bf16: weight only"), ("v100", "bf16")):
         question = Question(gpus[gpu], context=8)
-        assert set(arithmetic(served, question, [Row(served.groups, path)])) == {word}
-        found = steps(served, question, [Row(served.groups, path)])
-        assert word in found.decode.traffic.flops
-    refused = paths("vllm", "compressed-tensors", linear, gpus["v100"], shape=(64, 64))
-    assert refused.refusal is not None
-    assert set(arithmetic(served, Question(gpus["v100"]), [Row(served.groups, refused)])) == {"bf16"}
+        rows = kernels(served, question)
+        words = dict(
+            zip((group.matrix.leaf for group in groups), arithmetic(served, question, rows), strict=True)
+        )
+        assert (words["q_proj"], words["lm_head"]) == (word, "bf16"), gpu
+        assert word in steps(served, question, rows).decode.traffic.flops
+    assert any(row.path.refusal for row in rows)
+    # An FP8 cache is multiplied in FP8 only by a backend that does.
+    question = Question(gpus["a100"], context=8, kv="fp8")
+    assert attention_arithmetic(served, question) == ("bf16",)
+    assert attention_arithmetic(served, replace(question, gpu=gpus["h100"])) == ("fp8",)
+    real = from_config("Llama-3-8B", LLAMA3_8B)
+    found = {
+        gpu: steps(real, replace(question, gpu=gpus[gpu]), kernels(real, question))
+        for gpu in ("a100", "h100")
+    }
+    assert set(found["h100"].decode.traffic.flops) == {"bf16", "fp8"}
+    assert {peak_of(word) for word in found["a100"].decode.traffic.flops} == {"bf16"}
 
 
 def test_cache_modes() -> None:

@@ -17,34 +17,23 @@ and where an engine refuses, it is the best that the GPU's instructions allow fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from narrowcast.hardware.attention import attention_path
 from narrowcast.hardware.cost import Floor, column, floor, ridges
-from narrowcast.hardware.engines import Path
 from narrowcast.hardware.engines.row import UNKNOWN
 from narrowcast.hardware.gpus import GPU
 from narrowcast.model.roles import Role
 from narrowcast.numbers.formats import formats
+from narrowcast.serving.paths import Kernels, attends
 from narrowcast.serving.question import Question
-from narrowcast.serving.served import Group, Served
+from narrowcast.serving.served import Served
 from narrowcast.serving.traffic import Traffic, cache_mode, decode, expected, prefill
 from narrowcast.tensors.presets import LinearScheme
 
 LARGEST = 1 << 24  # batch that is looked at for a crossover
 _FP8 = frozenset({"e4m3fn", "e4m3fnuz", "e4m3_ieee"})
-
-
-class Kernels(Protocol):
-    """Groups alike and the path that an engine has for them."""
-
-    @property
-    def groups(self) -> Sequence[Group]: ...
-
-    @property
-    def path(self) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -213,17 +202,13 @@ def attention_arithmetic(
     engine's, or else 16 bits, and FP8 where the cache is in it and the GPU has it."""
     mode = cache_mode(served, question).name
     own = "fp8" if mode.startswith("fp8") and _FP8 & question.gpu.formats else "bf16"
-    found = []
-    for each in served.geometry.attention:
-        word = UNKNOWN
-        if engine:
-            path = attention_path(
-                question.engine, question.gpu, mode, each.kind, each.k_dim, sparse=each.index > 0
-            )
-            word = path.prefill if prompt else path.arithmetic
-            word = UNKNOWN if path.refusal is not None else word
-        found.append(own if word == UNKNOWN else word)
-    return tuple(found)
+    if not engine:
+        return (own,) * len(served.geometry.attention)
+    words = [
+        (each.path.prefill if prompt else each.path.arithmetic) if each.path.refusal is None else UNKNOWN
+        for each in attends(served, question)
+    ]
+    return tuple(own if word == UNKNOWN else word for word in words)
 
 
 def crossover(at: Callable[[int], Traffic], gpu: GPU) -> int | None:

@@ -39,9 +39,7 @@ from narrowcast.model.geometry import Attention, Geometry, Matrix
 from narrowcast.model.roles import Role
 from narrowcast.numbers.formats import formats
 from narrowcast.serving.question import Question
-from narrowcast.serving.served import Group, Served
-
-NOT_READ = frozenset({Role.VISION, Role.AUDIO, Role.MTP})  # by a step of the text model that drafts nothing
+from narrowcast.serving.served import TOWERS, Group, Served
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ def head(served: Served) -> Group | None:
 def multiplied(group: Group, served: Served) -> bool:
     """Whether a step multiplies with the group's matrix, and so reads it whole."""
     role = group.matrix.role
-    return group is head(served) or (role is not Role.EMBEDDING and role not in NOT_READ)
+    return group is head(served) or (role is not Role.EMBEDDING and role not in TOWERS)
 
 
 def expected(matrix: Matrix, tokens: int) -> float:
