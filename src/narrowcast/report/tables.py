@@ -165,6 +165,13 @@ def seconds(time: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def duration(time: float | None) -> str:
+    """A short time in three digits: ``27.1 ms``, ``1.24 s``; ``-`` where it is not known."""
+    if time is None:
+        return "-"
+    return f"{number(1e3 * time, 3)} ms" if time < 0.9995 else f"{number(time, 3)} s"
+
+
 def decibel(value: float, digits: int = 1) -> str:
     """An SQNR, the unit left to the column; ``exact`` when nothing was lost."""
     if value == float("inf"):
