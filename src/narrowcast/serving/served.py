@@ -17,11 +17,14 @@ from narrowcast.model.roles import Role
 from narrowcast.numbers.formats import BF16, Format
 from narrowcast.tensors.presets import LinearScheme
 
+TOWERS = frozenset({Role.VISION, Role.AUDIO, Role.MTP})  # what a step of the text model does not read
+
 
 @dataclass(frozen=True)
 class Group:
-    """Equal matrices stored alike. ``linear`` None: plain floats of ``dtype``. ``format`` is the container's own word
-    for the layer; ``nbytes`` everything stored for it, of all layers and experts."""
+    """Equal matrices stored alike. ``linear`` None: plain floats of ``dtype``, or what ``format`` says where that is no
+    scheme of ours. ``format`` is the container's own word for the layer; ``nbytes`` everything stored for it, of all
+    layers and experts."""
 
     matrix: Matrix
     linear: LinearScheme | None
@@ -32,7 +35,9 @@ class Group:
     @property
     def scheme(self) -> str:
         """The weight's scheme by name, or the dtype's."""
-        return self.dtype.name if self.linear is None else str(self.linear.weight.name)
+        if self.linear is None:
+            return self.format or self.dtype.name
+        return str(self.linear.weight.name)
 
     @property
     def active_nbytes(self) -> float:
@@ -48,8 +53,9 @@ class Group:
 @dataclass(frozen=True)
 class Served:
     """``origin`` says what was read: "headers" or "config". ``container`` is the checkpoint's own, or the one that a
-    preset would be written to ("plain" without). ``kv`` is the cache that the checkpoint asks for (None: none), and
-    ``kv_scales`` whether it brings scales for it. ``vector_bytes`` is all that is in no group."""
+    preset would be written to ("plain" without). ``kv`` is the cache that the checkpoint asks for, a name in
+    ``CACHE_MODES`` (None: none), and ``kv_scales`` whether it brings scales for it. ``vector_bytes`` is all that is in
+    no group, ``tower_bytes`` the same of vision and audio towers and MTP layers."""
 
     name: str
     geometry: Geometry
@@ -61,17 +67,18 @@ class Served:
     kv: str | None = None
     kv_scales: bool = False
     notes: tuple[str, ...] = ()
+    tower_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
-        return self.vector_bytes + sum(group.nbytes for group in self.groups)
+        return self.vector_bytes + self.tower_bytes + sum(group.nbytes for group in self.groups)
 
     @property
     def streamed(self) -> float:
-        """Bytes that a step of one sequence reads: all but the embedding, of which one row is gathered, unless it is
-        the head too; of experts the active ones."""
-        tied = self.geometry.tied
+        """Bytes that a step of one sequence reads: all but towers and the embedding, of which one row is gathered,
+        unless it is the head too; of experts the active ones."""
+        unread = TOWERS if self.geometry.tied else TOWERS | {Role.EMBEDDING}
         return self.vector_bytes + sum(
-            group.active_nbytes for group in self.groups if group.matrix.role is not Role.EMBEDDING or tied
+            group.active_nbytes for group in self.groups if group.matrix.role not in unread
         )

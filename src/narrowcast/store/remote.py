@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from narrowcast.errors import UsageError
 
@@ -27,8 +28,22 @@ _UNNEEDED = [
 ]
 
 
+# What says how a model is built and stored, without a weight.
+_CONFIGS = ["config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json"]
+
+
 def fetch(model: str) -> Path:
     """The local directory of a hub model; UsageError when MODEL is no hub id or cannot be fetched."""
+    return _snapshot(model, ignore_patterns=_UNNEEDED)
+
+
+def fetch_config(model: str) -> Path:
+    """The local directory of a hub model's config and the quantizers' files beside it, with weights only where they
+    are in the hub's cache already. UsageError as ``fetch``."""
+    return _snapshot(model, allow_patterns=_CONFIGS)
+
+
+def _snapshot(model: str, **which: Any) -> Path:
     if not _HUB_ID.match(model):
         raise UsageError(
             "no such model", where=model, wanted="a directory, a .safetensors or .gguf file, or a hub id"
@@ -42,7 +57,7 @@ def fetch(model: str) -> Path:
             remedy="pip install 'narrowcast[hub]', or download the model and give its directory",
         ) from None
     try:
-        return Path(snapshot_download(model, ignore_patterns=_UNNEEDED))
+        return Path(snapshot_download(model, **which))
     except Exception as error:  # the hub's errors come from three packages and change between its versions
         raise UsageError(
             "no such directory, and the hub did not give this model",

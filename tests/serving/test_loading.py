@@ -1,0 +1,305 @@
+"""A model from headers, from its config with a preset, from a quantized config: the same groups, to the byte."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import toys
+from narrowcast.containers import containers
+from narrowcast.errors import CheckpointError, UsageError
+from narrowcast.jobs.quantize import plan, run
+from narrowcast.model.roles import Role
+from narrowcast.numbers.formats import BF16
+from narrowcast.serving.loading import load
+from narrowcast.serving.served import Served
+from narrowcast.store.checkpoint import Checkpoint
+from narrowcast.tensors.presets import presets
+
+DEMO = Path(__file__).parents[2] / "demo-output"
+WRITTEN = [
+    name for name, row in containers.items() if row.spelling is not None and name not in ("plain", "mxfp4")
+]
+# Methods whose configs say how each layer is stored.
+TOLD = ("compressed-tensors", "modelopt", "gptq", "awq", "fp8", "fbgemm-fp8", "mxfp4")
+
+
+def writes(container: str, preset: str) -> bool:
+    row = containers[container]
+    assert row.spelling is not None
+    try:
+        row.spelling(presets[preset].linear, BF16)
+    except UsageError:
+        return False
+    return True
+
+
+def groups(served: Served) -> list[tuple[Any, ...]]:
+    """What a plan sees of the groups, in one order."""
+    return sorted(
+        (g.matrix.name, g.matrix.shape, g.matrix.layers, g.matrix.experts, g.scheme, g.nbytes, g.matrix.split)
+        for g in served.groups
+    )
+
+
+def payload(folder: Path) -> int:
+    """Bytes of all tensors of a checkpoint."""
+    with Checkpoint.open(folder) as checkpoint:
+        return sum(entry.nbytes for entry in checkpoint.entries.values())
+
+
+def mixture(folder: Path, *, experts: int = 4, one_by_one: bool = False, **more: Any) -> Path:
+    """A Qwen3-MoE with every tensor that its family has, experts stacked or one by one."""
+    hidden = inner = 128
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (64, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(2):
+        at = f"model.layers.{layer}"
+        for name, rows in (("q_proj", 128), ("k_proj", 64), ("v_proj", 64)):
+            shapes[f"{at}.self_attn.{name}.weight"] = (rows, hidden)
+        shapes[f"{at}.self_attn.o_proj.weight"] = (hidden, 128)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{at}.{name}.weight"] = (hidden,)
+        for name in ("q_norm", "k_norm"):
+            shapes[f"{at}.self_attn.{name}.weight"] = (32,)
+        shapes[f"{at}.mlp.gate.weight"] = (experts, hidden)
+        if one_by_one:
+            for e in range(experts):
+                for name in ("gate_proj", "up_proj"):
+                    shapes[f"{at}.mlp.experts.{e}.{name}.weight"] = (inner, hidden)
+                shapes[f"{at}.mlp.experts.{e}.down_proj.weight"] = (hidden, inner)
+        else:
+            shapes[f"{at}.mlp.experts.gate_up_proj"] = (experts, 2 * inner, hidden)
+            shapes[f"{at}.mlp.experts.down_proj"] = (experts, hidden, inner)
+    config = {
+        **toys.llama_config(), "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+        "moe_intermediate_size": inner, "num_experts": experts, "num_experts_per_tok": 2, "head_dim": 32, **more,
+    }  # fmt: skip
+    return toys.write(folder, toys.weights(shapes), config)
+
+
+@pytest.mark.parametrize(
+    ("container", "preset"),
+    [(c, p) for c in WRITTEN for p in toys.PRESETS if writes(c, p)],
+)
+def test_the_forecast_is_what_quantize_writes(tmp_path: Path, container: str, preset: str) -> None:
+    model = toys.llama(tmp_path / "model", hidden=256, inner=384, head=True)
+    out = tmp_path / "out"
+    run(plan(model, out, preset, container=container))
+    found = load(out)
+    assert found.container == container
+    assert found.origin == "headers"
+    assert found.nbytes == payload(out)
+    for ahead in (
+        load(model, preset=preset, container=container),
+        load(model / "config.json", preset=preset, container=container),
+    ):
+        assert ahead.preset == preset
+        assert ahead.nbytes == found.nbytes
+        assert groups(ahead) == groups(found)
+    if container in TOLD:
+        (tmp_path / "alone").mkdir()
+        for file in out.glob("*.json"):
+            if "index" not in file.name:
+                shutil.copy(file, tmp_path / "alone")
+        alone = load(tmp_path / "alone")
+        assert (alone.container, alone.origin) == (container, "config")
+        if (container, preset) == ("awq", "w4a16"):  # that all zero points are 8 is in the words alone
+            assert [one[5] for one in groups(alone)] == [one[5] for one in groups(found)]
+        elif (container, preset) == (
+            "modelopt",
+            "w4a16",
+        ):  # ModelOpt's own scales are F32, ours the source's BF16
+            scales = sum(g.matrix.parameters // 128 for g in found.groups if g.linear is not None)
+            assert alone.nbytes == found.nbytes + 2 * scales
+        else:
+            assert groups(alone) == groups(found)
+
+
+def test_widths_that_128_does_not_divide_take_smaller_groups(tmp_path: Path) -> None:
+    model = toys.llama(tmp_path / "model", hidden=192, inner=352)
+    run(plan(model, tmp_path / "out", "w4a16"))
+    found = load(tmp_path / "out")
+    assert {g.scheme for g in found.groups} == {"bf16", "int4_g64", "int4_g32"}
+    assert groups(load(model, preset="w4a16")) == groups(found)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("preset", ["fp8_dynamic", "nvfp4a16", "w4a16"])
+def test_experts_count_as_experts_stacked_or_not(tmp_path: Path, preset: str, one_by_one: bool) -> None:
+    model = mixture(tmp_path / "model", one_by_one=one_by_one)
+    wide = load(model)
+    assert wide.nbytes == payload(model)
+    assert wide.notes == ()
+    experts = {g.matrix.leaf: g.matrix for g in wide.groups if g.matrix.role is Role.EXPERT}
+    assert {leaf: (m.layers, m.experts, m.active, m.split) for leaf, m in experts.items()} == {
+        "gate_proj": (2, 4, 2, "column"), "up_proj": (2, 4, 2, "column"), "down_proj": (2, 4, 2, "row"),
+    }  # fmt: skip
+    run(plan(model, tmp_path / "out", preset))
+    found = load(tmp_path / "out")
+    assert groups(load(model, preset=preset)) == groups(found)
+    assert groups(load(model / "config.json", preset=preset)) == groups(found)
+    assert found.streamed < found.nbytes
+
+
+def test_a_stack_of_gpt_oss_is_one_matrix_of_each_expert(tmp_path: Path) -> None:
+    model = toys.moe(tmp_path / "model", "gpt_oss", hidden=64, inner=64)
+    config = json.loads((model / "config.json").read_text())
+    more = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "vocab_size": 64, "attention_bias": False,
+            "layer_types": ["sliding_attention"], "sliding_window": 128}  # fmt: skip
+    (model / "config.json").write_text(json.dumps({**config, **more}))
+    found = load(model)
+    stack = next(g for g in found.groups if g.matrix.leaf == "gate_up_proj")
+    assert (stack.matrix.shape, stack.matrix.experts, stack.matrix.active) == ((128, 64), 4, 2)
+    assert stack.nbytes == 4 * (128 * 64 + 128) * 2  # with its bias
+    assert found.nbytes == payload(model)
+    ahead = load(model, preset="mxfp4a16")
+    assert ahead.nbytes == load(model / "config.json", preset="mxfp4a16").nbytes + (
+        found.nbytes - load(model / "config.json").nbytes  # the toy has no norms and sinks
+    )
+
+
+@pytest.mark.skipif(not (DEMO / "smollm2-bf16").is_dir(), reason="make demo has not made demo-output")
+@pytest.mark.parametrize("preset", ["fp8_dynamic", "nvfp4a16", "w4a16"])
+def test_a_real_model_is_forecast_to_the_byte(preset: str) -> None:
+    if not (DEMO / preset).is_dir():
+        pytest.skip(f"make demo has not made {preset}")
+    found = load(DEMO / preset)
+    assert found.nbytes == payload(DEMO / preset)
+    assert groups(load(DEMO / "smollm2-bf16", preset=preset)) == groups(found)
+    assert groups(load(DEMO / "smollm2-bf16" / "config.json", preset=preset)) == groups(found)
+    assert groups(load(DEMO / preset / "config.json")) == groups(found)
+    assert found.geometry.parameters == 134_515_008
+
+
+def test_mixed_and_ignored_layers_are_groups_of_their_own(tmp_path: Path) -> None:
+    model = toys.llama(tmp_path / "model", hidden=256, inner=384)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'default = "fp8_dynamic"\n[[rule]]\nmatch = \'re:.*\\.0\\.mlp\\..*\'\npreset = "w4a16"\n'
+        '[[rule]]\nmatch = "model.layers.1.self_attn.o_proj"\nkeep = true\n'
+    )
+    run(plan(model, tmp_path / "out", recipe=recipe))
+    found = load(tmp_path / "out")
+    by = {(g.matrix.leaf, g.scheme): g.matrix.layers for g in found.groups}
+    assert by["down_proj", "int4_g128"] == 1
+    assert by["down_proj", "fp8_channel"] == 1
+    assert by["o_proj", "bf16"] == 1
+    assert by["o_proj", "fp8_channel"] == 1
+    assert groups(load(tmp_path / "out" / "config.json")) == groups(found)
+
+
+def test_a_family_that_is_not_known_is_loaded_without_a_cache(tmp_path: Path) -> None:
+    config = toys.llama_config(model_type="unheard_of")
+    model = toys.write(tmp_path / "model", toys.weights(toys.llama_shapes()), config)
+    found = load(model)
+    assert found.nbytes == payload(model)
+    assert found.geometry.attention == ()
+    assert "not known" in found.notes[0]
+    assert {g.matrix.leaf: g.matrix.split for g in found.groups} == {
+        "embed_tokens": "column", "q_proj": "column", "k_proj": "column", "v_proj": "column", "o_proj": "row",
+        "gate_proj": "column", "up_proj": "column", "down_proj": "row",
+    }  # fmt: skip
+
+
+def test_one_file_of_tensors_is_loaded_too(tmp_path: Path) -> None:
+    model = toys.llama(tmp_path / "model")
+    found = load(model / "model.safetensors")
+    assert (found.nbytes, found.geometry.layers) == (payload(model), 2)
+
+
+def test_layers_that_are_missing_are_an_error_and_other_differences_a_note(tmp_path: Path) -> None:
+    model = toys.llama(tmp_path / "model", layers=2)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
+    with pytest.raises(CheckpointError, match="4, as the config says"):
+        load(model)
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": 128}))
+    assert "parameters" in load(model).notes[0]
+
+
+def test_a_preset_on_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
+    model = toys.llama(tmp_path / "model")
+    run(plan(model, tmp_path / "out", "fp8_dynamic"))
+    for place in (tmp_path / "out", tmp_path / "out" / "config.json"):
+        with pytest.raises(UsageError, match=r"quantized already(.|\n)*parent"):
+            load(place, preset="w4a16")
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="neither a config nor weights"):
+        load(tmp_path / "empty")
+    with pytest.raises(UsageError, match="no such model"):
+        load(tmp_path / "nothing")
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(UsageError, match="need the package huggingface_hub"):
+        load("owner/name")
+    model = toys.llama(tmp_path / "model")
+    with pytest.raises(UsageError, match="without a preset"):
+        load(model, container="awq")
+    with pytest.raises(UsageError, match="no preset is written as plain"):
+        load(model, preset="fp8_dynamic", container="plain")
+
+
+def test_a_config_that_does_not_say_how_layers_are_stored_is_refused(tmp_path: Path) -> None:
+    config = toys.llama_config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"bitsandbytes(.|\n)*headers"):
+        load(tmp_path)
+
+
+# What public configs say; their weights are not at hand. Sources: the quantization_config blocks of
+# deepseek-ai/DeepSeek-V3, TheBloke/Llama-2-7B-GPTQ, casperhansen/llama-3-8b-instruct-awq, nvidia's FP8 and FP4
+# releases of Llama 3.1, RedHatAI's w4a16 and FP8 ones, meta-llama/Llama-3.1-405B-Instruct-FP8.
+_LINEAR = {"targets": ["Linear"], "output_activations": None}
+_W8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "channel"}
+_A8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+_W4 = {
+    "num_bits": 4,
+    "type": "int",
+    "symmetric": True,
+    "dynamic": False,
+    "strategy": "group",
+    "group_size": 128,
+}
+PUBLIC = {
+    "fp8 blocks": ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+                    "weight_block_size": [128, 128]}, "fp8_block128", "fp8_group128"),
+    "fp8 tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8_tensor", "fp8_tensor"),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
+              "damp_percent": 0.1, "true_sequential": True}, "int4_g128", None),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True,
+             "modules_to_not_convert": None}, "uint4_g128", None),
+    "modelopt fp8": ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme":
+                      {"num_bits": 8, "type": "float", "dynamic": False}, "ignore": ["lm_head"]},
+                     "fp8_tensor", "fp8_tensor"),
+    "modelopt nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "nvfp4", "nvfp4"),
+    "ct fp8": ({"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+                "config_groups": {"group_0": {**_LINEAR, "weights": _W8, "input_activations": _A8}}},
+               "fp8_channel", "fp8_channel"),
+    "ct w4a16": ({"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+                  "config_groups": {"group_0": {**_LINEAR, "weights": _W4, "input_activations": None}}},
+                 "int4_g128", None),
+    "fbgemm": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert":
+                ["lm_head"]}, "fp8_channel", "fp8_token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PUBLIC)
+def test_public_configs_without_weights(tmp_path: Path, case: str) -> None:
+    block, weight, inputs = PUBLIC[case]
+    config = toys.llama_config(hidden=256, inner=512, head=True, quantization_config=block)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = load(tmp_path)
+    linears = {g.linear for g in found.groups if g.matrix.role in (Role.ATTENTION, Role.MLP)}
+    assert {(x.weight.name, x.input.name if x.input else None) for x in linears if x} == {(weight, inputs)}
+    assert {g.scheme for g in found.groups if g.matrix.role not in (Role.ATTENTION, Role.MLP)} == {"bf16"}
+    assert found.kv == ("fp8_e4m3" if case == "modelopt fp8" else None)
