@@ -1,8 +1,8 @@
 """Published measurements of decoding, as they were published: what was run, on what, and how fast it was.
 
-Speculative decoding is left out: a step gives several tokens. ``context`` is the shortest that the measurement saw (the
-prompt, or 1 where it is not said), and where an engine may have converted more than the file says, all matrices count in
-the narrow format: the bound is the least. READMEs bear no dates; their commit says which state was read.
+Speculative decoding is left out: a step gives several tokens. ``context`` is the shortest that the measurement saw
+(the prompt, or 1 where it is not said), and where an engine may have converted more than the file says, all matrices
+count in the narrow format: the bound is the least. READMEs bear no dates; their commit says which state was read.
 """
 
 from __future__ import annotations
