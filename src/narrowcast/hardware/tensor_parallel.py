@@ -106,6 +106,12 @@ def tp_problems(
     return _no_kernel(engine, container, linear, shape, tp, split)
 
 
+def units(container: str, linear: LinearScheme, split: Split) -> tuple[tuple[int, str], ...]:
+    """What a rank's share of the divided side is made of, largest first: (128, "rows of a block")."""
+    found = {rule.unit(linear.weight): rule.what for rule in _rules(container, linear, split)}
+    return tuple(sorted(((unit, what) for unit, what in found.items() if unit > 1), reverse=True))
+
+
 def misplaces(engine: str, container: str, linear: LinearScheme, fused: bool) -> bool:
     """Whether the engine loads what ``tp_problems`` tells of cut blocks, and applies scales to rows of their
     neighbours: vLLM, which checks no fused layer whose config has a weight_block_size."""

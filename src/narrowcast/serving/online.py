@@ -3,7 +3,7 @@
     online(served, "vllm", "fp8_per_block", gpu)  →  the same model, its linear layers FP8 in blocks
     kernels_online(served, question, ...)         →  the kernels that they would run on
 
-Embeddings, the output head, routers and norms stay as they are. The weights are made on each rank from its own part, which
+Embeddings, the output head, routers and norms stay as they are. Weights are made on each rank from its own part, which
 tells a scale per tensor of several ranks apart from that of a file; nothing here depends on it.
 
 Source: the rows of ``narrowcast.hardware.names``.
