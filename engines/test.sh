@@ -4,6 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash engines/setup.sh
+# What the newest wheels call things and in which order they try kernels, against our rows.
+bash engines/wheels.sh
+.venv/bin/python -m pytest -rs tests/hardware/test_names.py tests/hardware/test_drift.py
 if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
   model=$1
   shift

@@ -74,6 +74,8 @@ def vllm(package: Path) -> Lists:
         "linear kernels": _linear(package / "model_executor/kernels/linear/__init__.py"),
         "expert kernels": _experts(package / "model_executor/layers/fused_moe/oracle"),
         "backend kernels": _backends(package / "model_executor/kernels/linear/__init__.py"),
+        "expert overrides": _overrides(package / "model_executor/layers/fused_moe/oracle"),
+        "humming ranked": _ranked(package),
         "humming first": _humming(package / "model_executor/layers/quantization/utils/humming/priority.py"),
     }
 
@@ -167,6 +169,20 @@ def _experts(folder: Path) -> dict[str, list[list[str]]]:
     return lists
 
 
+def _overrides(folder: Path) -> dict[str, list[list[str]]]:
+    """Oracle and function → [condition, call] of what moves, inserts or removes backends in its lists."""
+    found: dict[str, list[list[str]]] = {}
+    for file in sorted(folder.glob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and re.match(r"_get_.*priority", node.name):
+                for branch in (each for each in ast.walk(node) if isinstance(each, ast.If)):
+                    for test, body in ((ast.unparse(branch.test), branch.body), ("else", branch.orelse)):
+                        calls = [ast.unparse(each) for each in body if isinstance(each, ast.Expr)]
+                        if calls:
+                            found.setdefault(f"{file.stem}.{node.name}", []).append([test, "; ".join(calls)])
+    return found
+
+
 def _members(node: ast.expr) -> list[str]:
     if not isinstance(node, ast.List | ast.Tuple):
         return []
@@ -174,6 +190,17 @@ def _members(node: ast.expr) -> list[str]:
         each.attr
         for each in node.elts
         if isinstance(each, ast.Attribute) and "Backend" in ast.unparse(each.value)
+    ]
+
+
+def _ranked(package: Path) -> list[str]:
+    """Functions that bring Humming forward: those of the oracles, and the one of linear kernels."""
+    files = sorted((package / "model_executor/layers/fused_moe/oracle").glob("*.py"))
+    return [
+        f"{file.parent.name}/{file.stem}.{node.name}"
+        for file in [*files, package / "model_executor/kernels/linear/__init__.py"]
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and "prioritize_humming(" in ast.unparse(node)
     ]
 
 

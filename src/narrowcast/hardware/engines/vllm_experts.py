@@ -86,6 +86,7 @@ MXFP4 = (
 MXFP8 = (
     Kernel("FLASHINFER_TRTLLM", "mxfp8", SM10X),
     Kernel("DEEPGEMM", "mxfp8", SM10X),
+    Kernel("HUMMING", WEIGHT_ONLY, sm(90, 90), package=HUMMING),
     Kernel("MARLIN", WEIGHT_ONLY, sm(75)),
     Kernel("AITER_MXFP8", "mxfp8", Reach(archs=CDNA4), package=AITER),
     Kernel("TRITON_MXFP8", "mxfp8", Reach(archs=CDNA4)),

@@ -1,7 +1,8 @@
 """vLLM 0.32's kernels for linear layers, family by family, in the order in which it tries them.
 
 Names are the classes' without their endings: CutlassFP8ScaledMMLinearKernel is CutlassFP8. NVIDIA's come first in a
-family, then AMD's and the CPU's, which never compete. Kernels of Intel GPUs and of single AMD consumer cards are left
+family, then AMD's and the CPU's, which never compete. Humming stands before Marlin on compute capability 9.0 and where
+the list has it elsewhere. Kernels of Intel GPUs and of single AMD consumer cards are left
 out. Source: model_executor/kernels/linear of the 0.32.0 wheel; compiled gates from the source of its extensions.
 """
 
@@ -87,6 +88,7 @@ FP8 = (
     Kernel("B12xTensorFP8", "fp8", SM12X, (1, 32), fits=_static_tensor, package=B12X),
     Kernel("PerTensorTorchFP8", "fp8", sm(89), fits=_per_tensor),
     Kernel("ChannelWiseTorchFP8", "fp8", sm(89), fits=_not_per_tensor),
+    Kernel("HummingFP8", UNKNOWN, sm(90, 90), package=HUMMING),
     Kernel("MarlinFP8", WEIGHT_ONLY, sm(75)),
     Kernel("HummingFP8", UNKNOWN, sm(75), package=HUMMING),
     Kernel("AiterHipbMMPerTokenFp8", "fp8", _rocm(*CDNA3), (16, 16), 16, fits=_channel_token, package=AITER),
@@ -109,6 +111,7 @@ FP8_BLOCK = (
     Kernel("DeepGemmFp8Block", "fp8", SM12X, (64, 128)),
     Kernel("CutlassFp8Block", "fp8", sm(90)),
     Kernel("B12xFp8Block", "fp8", SM12X, (128, 128), package=B12X),
+    Kernel("HummingFP8", UNKNOWN, sm(90, 90), package=HUMMING),
     Kernel("MarlinFP8", WEIGHT_ONLY, sm(75)),
     Kernel("HummingFP8", UNKNOWN, sm(75), package=HUMMING),
     Kernel("TritonFp8Block", "fp8", sm(89)),
@@ -176,6 +179,7 @@ NVFP4 = (
     Kernel("CutlassNvFp4", "nvfp4", sm(100, 129)),
     Kernel("FlashInferCuteDslNvFp4W4A16", WEIGHT_ONLY, SM10X),
     Kernel("FlashInferCuteDslNvFp4W4A16", WEIGHT_ONLY, SM12X),
+    Kernel("HummingNvFp4", UNKNOWN, sm(90, 90), package=HUMMING),
     Kernel("MarlinNvFp4", WEIGHT_ONLY, sm(75)),
     Kernel("EmulationNvFp4", EMULATED, Reach(75, archs=ROCM), note="slow: every product decodes the weights"),
 )
@@ -214,6 +218,7 @@ MXFP8 = (
     Kernel("FlashInferCutedslMxfp8", "mxfp8", SM10X, least=128),
     Kernel("FlashInferCutlassMxfp8", "mxfp8", sm(100, 119), least=128),
     Kernel("FlashInferCutlassMxfp8", "mxfp8", sm(120), (32, 1), 128),
+    Kernel("HummingMxfp8", UNKNOWN, sm(90, 90), package=HUMMING),
     Kernel("MarlinMxfp8", WEIGHT_ONLY, sm(75), (1, 32)),
     Kernel("B12xMxfp8", "mxfp8", SM12X, package=B12X),
     Kernel("EmulationMxfp8", EMULATED, sm(75)),
