@@ -23,7 +23,7 @@ from typing import NamedTuple
 # The columns of peaks, and the formats that a matrix unit must take for one of them.
 COLUMNS: Mapping[str, frozenset[str]] = {
     "fp32": frozenset(),
-    "tf32": frozenset(),
+    "tf32": frozenset({"bf16"}),  # they came together
     "bf16": frozenset({"bf16"}),
     "fp16": frozenset({"fp16"}),
     "fp8": frozenset({"e4m3fn", "e4m3fnuz", "e4m3_ieee"}),

@@ -16,9 +16,13 @@ from pathlib import Path
 
 from narrowcast.arguments import VERBS, parsers
 from narrowcast.audit.rules import FAMILIES
+from narrowcast.hardware.gpu import Source
+from narrowcast.hardware.gpus import gpus
 from narrowcast.numbers.formats import Format, formats
 from narrowcast.report.containers import LEGEND, container_rows, preset_rows
 from narrowcast.report.formats import bit_layout, format_page
+from narrowcast.report.gpus import gpu_page
+from narrowcast.report.gpus_doc import HERE, INTRO, OWN, doc_notes, doc_rows
 from narrowcast.report.rules import Row
 from narrowcast.report.rules import rows as rules
 from narrowcast.report.schemes import scales_words, scheme_page
@@ -218,6 +222,41 @@ def containers_doc() -> list[str]:
     ]
 
 
+def gpus_doc() -> list[str]:
+    sources: list[Source] = []
+    table = markdown(*doc_rows(sources))
+    said = [f"{number}. {source.words}, {source.date}" for number, source in enumerate(sources, 1)]
+    return [
+        "# GPUs",
+        "",
+        NOTE,
+        "",
+        *INTRO,
+        "",
+        *table,
+        "",
+        "Sources, with the day on which they were read; whitepapers and datasheets as public pages quote them:",
+        "",
+        *said,
+        "",
+        "## Notes",
+        "",
+        *markdown(("GPUs", "about", "note"), doc_notes()),
+        "",
+        "## One of them",
+        "",
+        *_quoted("narrowcast gpus H100", gpu_page(gpus["h100"])),
+        "",
+        "## Your own",
+        "",
+        OWN,
+        "",
+        "## This machine's",
+        "",
+        HERE,
+    ]
+
+
 def rules_doc() -> list[str]:
     lines = [
         "# Rules",
@@ -263,6 +302,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "presets.md": presets_doc,
     "cli.md": cli_doc,
     "containers.md": containers_doc,
+    "gpus.md": gpus_doc,
     "rules/README.md": rules_doc,
 }
 

@@ -28,17 +28,25 @@ def cells(row: GPU) -> tuple[str, ...]:
     ]
     return (
         row.name, row.arch or "?", _number(row.memory_gb), _number(row.bandwidth_tb_s),
-        *(_peak(row, column) for column in SHOWN), row.fp8_kind or "-", "+".join(blocks) or "-",
+        *(peak_cell(row, column) for column in SHOWN), row.fp8_kind or "-", "+".join(blocks) or "-",
     )  # fmt: skip
 
 
-def _peak(row: GPU, column: str) -> str:
+def peak_cell(row: GPU, column: str) -> str:
+    """A peak, or why there is none."""
     tera = row.peaks.get(column)
     return _number(tera) if tera is not None else "?" if row.multiplies(column) else "-"
 
 
 def _number(value: float | None) -> str:
-    return "?" if value is None else f"{value:.5g}" if value < 1000 else f"{value:.0f}"
+    return "?" if value is None else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+
+
+def _bandwidth(row: GPU) -> str:
+    """In TB/s, of a processor in GB/s."""
+    tera = row.bandwidth_tb_s
+    small = tera is not None and tera < 0.2
+    return f"{_number(1000 * tera)} GB/s" if small and tera is not None else f"{_number(tera)} TB/s"
 
 
 def gpus_page(rows: GPUs = gpus) -> list[str]:
@@ -53,7 +61,7 @@ def gpus_page(rows: GPUs = gpus) -> list[str]:
 
 def gpu_page(row: GPU, count: int = 1) -> list[str]:
     """One accelerator; ``count`` of the same are there."""
-    sources = list(dict.fromkeys(row.source_of(subject) for subject in _told(row)))
+    sources = list(dict.fromkeys(row.source_of(subject) for subject in told(row)))
     lines = [row.name if count == 1 else f"{count} x {row.name}", ""]
     lines += facts(
         [
@@ -62,37 +70,32 @@ def gpu_page(row: GPU, count: int = 1) -> list[str]:
             ("multiplies", ", ".join(sorted(row.formats))),
         ]
     )
-    lines += [
-        "",
-        *table(("", "dense", "ridge", "reached", "share", "who"), _numbers(row, sources), "lrrrrl"),
-        "",
-    ]
-    lines += [
-        part
-        for number, source in enumerate(sources, 1)
-        for part in hanging(f"[{number}] {source.words}, {source.date}")
-    ]
-    if row.notes:
-        lines.append("")
-    return lines + [part for text, about in row.notes.items() for part in hanging(_note(text, about))]
+    lines += ["", *table(("", "dense", "ridge", "reached", "share", "who"), _numbers(row, sources), "lrrrrl")]
+    said = [f"[{number}] {source.words}, {source.date}" for number, source in enumerate(sources, 1)]
+    for block in (said, [_note(text, about) for text, about in row.notes.items()]):
+        lines += ["", *(part for line in block for part in hanging(line))] if block else []
+    return lines
 
 
 def _arch(row: GPU) -> str:
     said = row.arch or "not known"
-    return (
-        said
-        if row.capability is None
-        else f"{said}, compute capability {row.capability[0]}.{row.capability[1]}"
-    )
+    if row.capability is None:
+        return said
+    return f"{said}, compute capability {row.capability[0]}.{row.capability[1]}"
 
 
 def _note(text: str, about: frozenset[str]) -> str:
     """A note with what it is about in front, in the order of the page."""
-    order = [subject for subject in ("memory", "bandwidth", *COLUMNS) if subject in about]
-    return f"note: {', '.join(order)}: {text}" if order else f"note: {text}"
+    said = subjects(about)
+    return f"note: {said}: {text}" if said else f"note: {text}"
 
 
-def _told(row: GPU) -> list[str]:
+def subjects(about: frozenset[str]) -> str:
+    """What a note is about, in the order of the page."""
+    return ", ".join(subject for subject in ("memory", "bandwidth", *COLUMNS) if subject in about)
+
+
+def told(row: GPU) -> list[str]:
     """The subjects that have a number."""
     known = [("memory", row.memory_gb), ("bandwidth", row.bandwidth_tb_s), *row.peaks.items()]
     return [subject for subject, value in known if value is not None] + (["achieved"] if row.achieved else [])
@@ -105,9 +108,12 @@ def _numbers(row: GPU, sources: Sequence[Source]) -> list[tuple[str, ...]]:
         return "".join(f"[{sources.index(row.source_of(subject)) + 1}]" for subject in subjects)
 
     lines: list[tuple[str, ...]] = []
-    for subject, value, unit in (("memory", row.memory_gb, "GB"), ("bandwidth", row.bandwidth_tb_s, "TB/s")):
-        said = "not known" if value is None else f"{_number(value)} {unit}"
-        lines.append((subject, said, "", "", "", "" if value is None else who(subject)))
+    memory = f"{_number(row.memory_gb)} GB"
+    for subject, value, said in (
+        ("memory", row.memory_gb, memory), ("bandwidth", row.bandwidth_tb_s, _bandwidth(row)),
+    ):  # fmt: skip
+        known = value is not None
+        lines.append((subject, said if known else "not known", "", "", "", who(subject) if known else ""))
     for column in COLUMNS:
         tera, reached = row.peaks.get(column), row.achieved.get(column)
         if tera is None:
@@ -141,5 +147,5 @@ def gpu_record(row: GPU) -> dict[str, Any]:
         "ridges": {column: ridge(row, column) for column in COLUMNS},
         "achieved": {column: row.achievable(column) for column in COLUMNS},
         "notes": [{"text": text, "about": about} for text, about in row.notes.items()],
-        "sources": {subject: row.source_of(subject)._asdict() for subject in _told(row)},
+        "sources": {subject: row.source_of(subject)._asdict() for subject in told(row)},
     }

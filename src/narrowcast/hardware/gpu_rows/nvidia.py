@@ -17,6 +17,7 @@ from narrowcast.hardware.gpu_rows.sources import (
     NVLINK,
     RANGE,
     SHEET,
+    SHEET_LATE,
     SPARSE,
     VOLTA_AMPERE,
 )
@@ -68,11 +69,11 @@ ROWS: tuple[GPU, ...] = (
         fp32=19.5, tf32=156, bf16=312, fp16=312, int8=624, int4=1248,
         source=HMC_LATE, sources={"bandwidth": SHEET}, notes={NVLINK: ""},
     ),
-    row("a30", "sm80", 24, 0.933, fp32=10.3, tf32=82, bf16=165, fp16=165, int8=330, int4=661, source=SHEET),
+    row("a30", "sm80", 24, 0.933, fp32=10.3, tf32=82, bf16=165, fp16=165, int8=330, int4=661, source=SHEET_LATE),
     row("a10", "sm86", 24, 0.60, fp32=31.2, tf32=62.5, bf16=125, fp16=125, int8=250, int4=500,
         source=COLLECTED_SPECS),
     row(
-        "a10g", "sm86", 24, 0.60, fp32=35, tf32=35, bf16=70, fp16=70, int8=140, int4=280, source=SHEET,
+        "a10g", "sm86", 24, 0.60, fp32=35, tf32=35, bf16=70, fp16=70, int8=140, int4=280, source=SHEET_LATE,
         notes={"the board of a cloud: slower products than an A10, and some collections give it the A10's": ""},
     ),
     row("a40", "sm86", 48, 0.696, fp32=37.4, tf32=74.8, bf16=149.7, fp16=149.7, int8=299.3, int4=598.7,
@@ -109,7 +110,7 @@ ROWS: tuple[GPU, ...] = (
         fp32=67, tf32=494.5, bf16=989, fp16=989, fp8=1979, int8=1979, notes={SPARSE: "bf16 fp16 fp8 int8"},
     ),
     row(
-        "h200 nvl", "sm90", 141, 4.8, fp32=60, tf32=418, bf16=835, fp16=835, fp8=1671, int8=1671, source=SHEET,
+        "h200 nvl", "sm90", 141, 4.8, fp32=60, tf32=418, bf16=835, fp16=835, fp8=1671, int8=1671, source=SHEET_LATE,
         notes={CLOCKS: "bf16 fp16 fp8 int8"},
     ),
     row(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from narrowcast.hardware.gpu import GPU, NATIVE, Source
-from narrowcast.hardware.gpu_rows.sources import FNUZ, SCALING, SHEET
+from narrowcast.hardware.gpu_rows.sources import FNUZ, SCALING, SHEET_LATE
 from narrowcast.hardware.gpu_rows.writing import row
 
 _TPU = frozenset({"bf16", "int8"})
 
 ROWS: tuple[GPU, ...] = (
-    row("mi210", "gfx90a", 64, 1.638, fp32=45.3, bf16=181, fp16=181, int8=181, source=SHEET, notes={"no FP8": "fp8"}),
+    row(
+        "mi210", "gfx90a", 64, 1.638, fp32=45.3, bf16=181, fp16=181, int8=181, source=SHEET_LATE,
+        notes={"no FP8": "fp8"},
+    ),
     row("mi250x", "gfx90a", 128, 3.28, fp32=47.9, bf16=383, fp16=383, int8=383, notes={
         "no FP8": "fp8", "two dies, which programs see as two GPUs of half of everything": "",
     }),
     row(
         "mi300a", "gfx942", 128, 5.3,
-        fp32=122.6, tf32=490.3, bf16=980.6, fp16=980.6, fp8=1961.2, int8=1961.2, source=SHEET,
+        fp32=122.6, tf32=490.3, bf16=980.6, fp16=980.6, fp8=1961.2, int8=1961.2, source=SHEET_LATE,
         notes={FNUZ: "fp8", "memory is the CPU's too": "memory bandwidth"},
     ),
     row(

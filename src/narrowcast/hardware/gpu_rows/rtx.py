@@ -13,6 +13,7 @@ from narrowcast.hardware.gpu_rows.sources import (
     SHEET,
     SPARSE,
     halved,
+    unchecked,
 )
 from narrowcast.hardware.gpu_rows.writing import row
 
@@ -24,15 +25,16 @@ ROWS: tuple[GPU, ...] = (
         source=SHEET),
     row(
         "rtx 3090", "sm86", 24, 0.936, aliases=("3090",),
-        fp32=35.6, tf32=35.6, bf16=71, fp16=71, int8=284, int4=568, source=GA102, notes={halved(142): "fp16 bf16"},
+        fp32=35.6, tf32=35.6, bf16=71, fp16=71, int8=284, int4=568, source=GA102,
+        sources={"int4": unchecked(GA102)}, notes={halved(142): "fp16 bf16"},
     ),
     row(
         "rtx 6000 ada", "sm89", 48, 0.960, aliases=("6000 ada",),
-        fp32=91.1, tf32=182.1, bf16=364.2, fp16=364.2, fp8=728.5, int8=728.5, int4=1457, source=ADA_PRO,
+        fp32=91.1, tf32=182.1, bf16=364.2, fp16=364.2, fp8=728.5, int8=728.5, int4=1457, source=unchecked(ADA_PRO),
     ),
     row(
         "rtx 4080", "sm89", 16, 0.7168, aliases=("4080",),
-        fp32=48.7, tf32=48.7, bf16=97.5, fp16=97.5, fp8=194.9, int8=389.9, int4=779.8, source=ADA,
+        fp32=48.7, tf32=48.7, bf16=97.5, fp16=97.5, fp8=194.9, int8=389.9, int4=779.8, source=unchecked(ADA),
         notes={halved(194.9, 389.9): "fp16 bf16 fp8"},
     ),
     row(
@@ -43,7 +45,7 @@ ROWS: tuple[GPU, ...] = (
     ),
     row(
         "rtx 5080", "sm120", 16, 0.960, aliases=("5080",),
-        fp32=56.3, tf32=56.3, bf16=112.6, fp16=112.6, fp8=225.1, int8=450.2, fp4=900.4, source=RTX_BLACKWELL,
+        fp32=56.3, tf32=56.3, bf16=112.6, fp16=112.6, fp8=225.1, int8=450.2, fp4=900.4, source=unchecked(RTX_BLACKWELL),
         notes={halved(225.1, 450.2): "fp16 bf16 fp8", SPARSE: "fp4"},
     ),
     row(

@@ -9,6 +9,7 @@ _READ, _LATE = "2026-08-22", "2026-11-30"
 COLLECTED = Source("vendor datasheets as collected in stas00/ml-engineering", _READ)
 MEASURED = Source("largest products found by the MAMF finder, stas00/ml-engineering", _READ)
 SHEET = Source("the vendor's datasheet, not checked against a second source", _READ)
+SHEET_LATE = SHEET._replace(date=_LATE)
 HMC = Source("hmc-tech.com", _READ)
 SCALING = Source("jax-ml/scaling-book", _READ)
 
@@ -33,6 +34,11 @@ RANGE = "bandwidth is published as 7.7 to 8.0 TB/s"
 SPARSE = "pages that print twice these rates count products with half of the operands zero"
 CLOCKS = "the printed rates are below what its clock allows: short runs of large products go above them"
 NVLINK = "sold with a narrower NVLink, which tensor parallelism feels"
+
+
+def unchecked(source: Source) -> Source:
+    """A source that no second one confirms."""
+    return source._replace(words=f"{source.words}; not checked against a second source")
 
 
 def halved(fp16: float, fp8: float | None = None) -> str:

@@ -1,0 +1,70 @@
+"""What docs/gpus.md says around its tables, and the rows of those: every column, every note, every source."""
+
+from __future__ import annotations
+
+from narrowcast.hardware.gpu import COLUMNS, Source
+from narrowcast.hardware.gpus import gpus
+from narrowcast.report.gpus import LEGEND, cells, peak_cell, subjects, told
+
+INTRO = (
+    "What `narrowcast gpus`, `plan` and `audit --gpu` know of accelerators. A name may be the driver's: any case and "
+    "punctuation, with the maker in front. A number that is published as a range is its lower end, of two that "
+    "disagree the lower is taken, and a note says so. No number is derived from another.",
+    "",
+    f"{LEGEND} reached: what the largest products reached, in TFLOPS.",
+)
+OWN = """\
+Tables in a TOML file, named by `--gpus FILE` or by the variable `NARROWCAST_GPUS`; no file is read without being named.
+A row may be like another: what it does not say is the other's.
+
+```toml
+[gpu.my-card]
+like = "h100"
+memory = 96                             # GB
+bandwidth = 3.9                         # TB/s
+peaks = { bf16 = 835, fp8 = 1671 }      # dense TFLOPS, integers in TOPS
+achieved = { bf16 = 700 }               # what large products reach
+notes = ["the board in rack 4"]
+
+[gpu.other]
+capability = "8.9"                      # or arch = "gfx942"; says vendor and formats too
+memory = 20
+bandwidth = 0.36
+source = "its datasheet"                # else: the file
+date = "2026-05-01"                     # else: the day on which the file was changed
+```
+
+Further keys are `vendor`, `formats` and `aliases`. A key or value that is not understood is refused, and so is a name
+that already has a row."""
+HERE = """\
+`narrowcast gpus --here`, and `--gpu here` of other verbs: what nvidia-smi, amd-smi or rocm-smi lists, with the memory
+that the driver reports. A card without a row keeps what the driver says, and its bandwidth and peaks are unknown.
+Without a GPU it is the processor: for about a second its bandwidth is measured, reading and copying arrays of several
+last caches with all threads; the better of both medians counts, and other work on the machine lowers it. From Python:
+`narrowcast.hardware.own_gpus.named(NAME, FILE)`."""
+
+
+def doc_rows(sources: list[Source]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The table of all with every column, and by number who says a row; ``sources`` grows by what is new."""
+    titles = ["GPU", "arch", "GB", "TB/s", *COLUMNS, "fp8 as", "blocks", "reached", "sources"]
+    rows = []
+    for row in gpus.values():
+        for subject in told(row):
+            if row.source_of(subject) not in sources:
+                sources.append(row.source_of(subject))
+        said = dict.fromkeys(row.source_of(subject) for subject in told(row))
+        name, arch, memory, bandwidth, *_, kind, blocks = cells(row)
+        reached = ", ".join(f"{column} {tera:.4g}" for column, tera in row.achieved.items())
+        numbers = " ".join(str(sources.index(source) + 1) for source in said)
+        peaks = (peak_cell(row, column) for column in COLUMNS)
+        rows.append((f"`{name}`", arch, memory, bandwidth, *peaks, kind, blocks, reached, numbers))
+    return titles, rows
+
+
+def doc_notes() -> list[tuple[str, str, str]]:
+    """Each note once: which GPUs, what it is about, the words."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in gpus.values():
+        for text, about in row.notes.items():
+            names.setdefault((subjects(about), text), []).append(f"`{row.name}`")
+    return [(", ".join(found), about, text) for (about, text), found in names.items()]
