@@ -222,7 +222,7 @@ def test_find() -> None:
     assert names.find("compressed_tensors", "vllm")[0].name == "compressed-tensors"
     with pytest.raises(UsageError, match="fp8_per_tensor"):
         names.find("fp8_per_tensr")
-    with pytest.raises(UsageError, match="SGLang has no such name"):
+    with pytest.raises(UsageError, match="no such name in SGLang"):
         names.find("turboquant_k8v4", "sglang")
 
 

@@ -13,7 +13,7 @@ Left out: attention backends, which are about layers rather than names; and name
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -67,7 +67,7 @@ class Name:
     ``storage`` and ``scales`` say what a token's row holds and where its scales come from, ``mode`` is our cache mode
     and ``backends`` the attention backends that take it; for a backend, ``backends`` are the kernels it stands for.
     ``since`` and ``until`` are the first and last version that has the name, where it is not in all of VERSIONS.
-    ``writes`` is whether the engine can write such a checkpoint.
+    ``writes`` are the flags by which the engine writes such a checkpoint.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Name:
     says: str = ""
     since: str = ""
     until: str = ""
-    writes: bool = False
+    writes: str = ""
 
     @property
     def flag(self) -> str:
@@ -145,24 +145,34 @@ def rows(engine: str | None = None, kind: str | None = None) -> tuple[Name, ...]
     return tuple(row for row in every() if engine in (None, row.engine) and kind in (None, row.kind))
 
 
-def find(name: str, engine: str | None = None, kind: str | None = None) -> tuple[Name, ...]:
-    """Every row of that name, in any case and with - for _. UsageError with the nearest names where there is none."""
-    asked = rows(engine, kind)
+def find(
+    name: str, engine: str | None = None, kind: str | None = None, *, among: Collection[str] = ()
+) -> tuple[Name, ...]:
+    """Every row of that name, in any case and with - for _; of one engine, or of those ``among`` which to look (none:
+    all). UsageError with the nearest names where there is none."""
+    where = (engine,) if engine is not None else tuple(among)
+    asked = [row for row in rows(None, kind) if not where or row.engine in where]
     found = tuple(row for row in asked if _key(row.name) == _key(name))
     if not found:
-        near = _near(name, asked)
+        whose = " and ".join(ENGINES.get(each, each) for each in where)
         raise UsageError(
-            "no engine has this name" if engine is None else f"{ENGINES.get(engine, engine)} has no such name",
-            got=name, wanted="an engine, or a name that one takes",
-            remedy=f"did you mean {', '.join(near)}?" if near else "`narrowcast engines vllm` lists its names",
+            f"no such name in {whose}" if where else "neither an engine nor a name that one takes",
+            got=name, remedy=_remedy(name, asked, where),
         )  # fmt: skip
     return found
 
 
+def _remedy(name: str, asked: Iterable[Name], where: tuple[str, ...]) -> str:
+    """The nearest names, of engines too, or where to look."""
+    known = {_key(row.name): row.name for row in asked} | (
+        {} if where else {_key(each): each for each in ENGINES}
+    )
+    near = [known[key] for key in difflib.get_close_matches(_key(name), known, 4)]
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    listed = where[0] if where and where[0] in VERSIONS else "vllm"
+    return f"`narrowcast engines {listed}` lists its names"
+
+
 def _key(name: str) -> str:
     return name.lower().replace("-", "_")
-
-
-def _near(name: str, asked: Iterable[Name]) -> list[str]:
-    names = {_key(row.name): row.name for row in asked}
-    return [names[key] for key in difflib.get_close_matches(_key(name), names, 4)]

@@ -15,19 +15,19 @@ CHANGES: tuple[Change, ...] = (
         *_V, "_POSSIBLE_FP8_KERNELS CPU", added=("CPUFp8ChannelWise",), means="FP8 per channel on a CPU with "
         "AMX: weight-only, where 0.32 emulates",
     ),
-    Change(*_V, "_POSSIBLE_MXFP4_KERNELS ROCM", added=("Rdna3W4A8MxFp4",), means="RDNA3 consumer cards"),
-    Change(*_V, "_POSSIBLE_MXFP4_KERNELS XPU", added=("TorchMxFp4",), means="Intel GPUs"),
+    Change(*_V, "_POSSIBLE_MXFP4_KERNELS ROCM", added=("Rdna3W4A8MxFp4",), means="consumer cards (RDNA3)"),
+    Change(*_V, "_POSSIBLE_MXFP4_KERNELS XPU", added=("TorchMxFp4",), means="not among the rows"),
     Change(
         *_V, "_POSSIBLE_MXFP8_KERNELS CUDA", added=("TorchMxFp8",), means="last in the list, behind Marlin and "
         "emulation: chosen only by --linear-backend torch",
     ),
-    Change(*_V, "_POSSIBLE_MXFP8_KERNELS XPU", added=("TorchMxFp8",), means="Intel GPUs"),
+    Change(*_V, "_POSSIBLE_MXFP8_KERNELS XPU", added=("TorchMxFp8",), means="not among the rows"),
     Change(
         *_V, "backend kernels torch", added=("TorchMxFp4", "TorchMxFp8"),
-        means="--linear-backend torch takes them",
+        means="torch.scaled_mm for MX formats",
     ),
     Change(
         *_V, "kv backends auto", added=("FlashAttnMLASparseFA4",), means="another backend of sparse attention",
     ),
-    Change(*_V, "kv backends bfloat16", added=("FlashAttnMLASparseFA4",), means="the same"),
+    Change(*_V, "kv backends bfloat16", added=("FlashAttnMLASparseFA4",), means="another backend of sparse attention"),
 )  # fmt: skip

@@ -34,6 +34,7 @@ _EXPERTS, _NPU, _APPLE, _INTEL = (
     "Apple's MLX",
     "CPUs, Ascend NPUs and Intel GPUs",
 )
+_EXPORT = "--modelopt-quant with --modelopt-export-path"
 _CHECKPOINT_ONLY = "a checkpoint asks for it; --quantization does not take it"
 
 
@@ -70,11 +71,13 @@ _METHODS = (
         "compressed-tensors", READS, "each layer's scheme as config_groups say", 70,
         containers=("compressed-tensors",),
     ),
-    _method("modelopt_fp8", READS, "ModelOpt's static FP8 per tensor", 89, containers=("modelopt",), writes=True),
+    _method(
+        "modelopt_fp8", READS, "ModelOpt's static FP8 per tensor", 89, containers=("modelopt",), writes=_EXPORT,
+    ),
     _method(
         "modelopt_fp4", EITHER, "ModelOpt's NVFP4 and W4A16_NVFP4; experts of an FP8 checkpoint are made NVFP4 "
         "while loading, with a scale of inputs per tensor", 80, containers=("modelopt",), weights="nvfp4",
-        inputs="nvfp4", only=f"while loading: {_EXPERTS}", writes=True,
+        inputs="nvfp4", only=f"while loading: {_EXPERTS}", writes=_EXPORT,
     ),
     _method(
         "modelopt_mixed", READS, "ModelOpt's MIXED_PRECISION: an algorithm for each layer", 80,
@@ -82,7 +85,7 @@ _METHODS = (
     ),
     _method(
         "modelopt", ALIAS, "ModelOpt's FP8, where the checkpoint does not say another of its algorithms", 89,
-        instead="modelopt_fp8", containers=("modelopt",), writes=True,
+        instead="modelopt_fp8", containers=("modelopt",), writes=_EXPORT,
     ),
     _method(
         "nvfp4_online", ONLINE, "experts of a 16-bit or FP8 checkpoint in NVFP4, a scale of inputs for each "

@@ -3,9 +3,12 @@
 A checkpoint names its method itself, and ``--quantization`` with another one stops the start. The names that quantize
 while loading say the scale's tile: vLLM factors method × tile × kind of layer, where SGLang has one word for each use.
 
+``--quantization fp8`` on a checkpoint without quantization metadata is a warning, not an error: the loader makes it
+fp8_per_tensor before the class that would refuse it ("The `fp8` quantization method no longer supports online
+quantization. Please use `--quantization fp8_per_tensor` instead.") is asked. That was tried with the CPU build.
+
 Source: the wheels' model_executor/layers/quantization/__init__.py (the registry and its classes), config/quantization
-and online/ (what is quantized while loading), config/cache.py with the attention backends' lists (KV caches). What
-``fp8`` does to a checkpoint without quantization metadata was tried with the CPU build as well.
+and online/ (what is quantized while loading), config/cache.py with the attention backends' lists (KV caches).
 """
 
 from __future__ import annotations
@@ -45,9 +48,8 @@ _READ = (
         containers=("compressed-tensors",),
     ),
     _method(
-        "fp8", EITHER, "FP8 checkpoints with scales per tensor or in blocks of 128x128; on a checkpoint without "
-        "quantization metadata the same as fp8_per_tensor, with a warning (Fp8Config itself refuses: \"The "
-        "`fp8` quantization method no longer supports online quantization\")", 75, containers=("fp8",),
+        "fp8", EITHER, "FP8 checkpoints with scales per tensor or in blocks of 128x128; a checkpoint without "
+        "quantization metadata becomes fp8_per_tensor, with a warning", 75, containers=("fp8",),
         weights="fp8_tensor", inputs="fp8_token or fp8_tensor",
         instead="fp8_per_tensor, to quantize while loading", says="--quantization fp8 is deprecated for online "
         "quantization; use --quantization fp8_per_tensor instead.",
