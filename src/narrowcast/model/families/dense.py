@@ -133,6 +133,7 @@ def slide(model: Decoder, heads: tuple[int, int, int], rule: Sliding) -> None:
 
 _MISTRAL = Dense(bias=False, o=False, sliding=every)
 _QWEN2 = Dense(bias=True, o=False, sliding=late)
+_QWEN3 = Dense(norm="head", dim=True, sliding=late)
 _GLM = Dense(bias=("attention_bias", True), o=False, leaves=("gate_up_proj", "down_proj"))
 _COHERE = Dense(norms=1, norm=("use_qk_norm", "whole"), tied=True)
 _BIASED: Switch = ("use_bias", True)
@@ -153,7 +154,9 @@ FAMILIES: dict[str, Callable[[Fields], Geometry]] = {
     "qwen2": _QWEN2,
     "qwen2_vl": _QWEN2,
     "qwen2_5_vl": _QWEN2,
-    "qwen3": Dense(norm="head", dim=True, sliding=late),
+    "qwen2_5_omni": _QWEN2,
+    "qwen3": _QWEN3,
+    "qwen3_vl": _QWEN3,
     "gemma": Dense(tied=True, dim=True),
     "gemma2": Dense(norms=4, tied=True, dim=True, sliding=alternate),
     "gemma3": Dense(norms=4, norm="head", tied=True, dim=True, sliding=six),

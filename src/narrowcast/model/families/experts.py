@@ -206,6 +206,7 @@ FAMILIES: dict[str, Callable[[Fields], Geometry]] = {
     "qwen2_moe": _QWEN2,
     "qwen3_moe": replace(_QWEN3, dim=True),
     "qwen3_vl_moe": replace(_QWEN3, dim=True, place="mlp.experts.", matrices=_STACK),
+    "qwen3_omni_moe": replace(_QWEN3, dim=True),
     "glm4_moe": _GLM,
     "dots1": replace(_GLM, o=("attention_bias", False), norm="head"),
     "granitemoe": _GRANITE,

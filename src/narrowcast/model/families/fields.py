@@ -110,9 +110,9 @@ class Fields:
         return value // by
 
     def tied(self, default: bool) -> bool:
-        """Whether the head is the embedding: the text part's word, else the outer config's, else the class's."""
-        if self.config.get("tie_word_embeddings") is None and self.outer is not self.config:
-            return Fields(self.outer, self.family).flag("tie_word_embeddings", default)
+        """Whether the head is the embedding: the outer config's word, else the text part's, else the class's."""
+        if self.outer.get("tie_word_embeddings") is not None:
+            return Fields(self.outer, self.family).flag("tie_word_embeddings")
         return self.flag("tie_word_embeddings", default)
 
     def dtype(self) -> str | None:

@@ -49,7 +49,7 @@ def mamba(fields: Fields) -> Geometry:
 
 def mamba2(fields: Fields) -> Geometry:
     """Mamba 2, Codestral Mamba."""
-    model = Decoder(fields, root="backbone", table="embeddings", tied=True)
+    model = Decoder(fields, root="backbone", table="embeddings")
     mixer = Mamba2(
         "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias"
     )
