@@ -16,7 +16,19 @@ from collections.abc import Sequence
 
 from narrowcast.arguments import Runs, check_verb, joined, parsers
 from narrowcast.errors import NarrowcastError
-from narrowcast.verbs import audits, calibrate, checkpoints, evaluate, gpus, numbers, serve, trace, verdict
+from narrowcast.verbs import (
+    audits,
+    bench,
+    calibrate,
+    checkpoints,
+    engines,
+    evaluate,
+    gpus,
+    numbers,
+    serve,
+    trace,
+    verdict,
+)
 from narrowcast.verbs.answering import discard
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 3, 130, 141
@@ -41,7 +53,9 @@ RUNS: Runs = {
     "legal": trace.run_legal,
     "verdict": verdict.run_verdict,
     "serve": serve.run_serve,
+    "bench": bench.run_bench,
     "gpus": gpus.run_gpus,
+    "engines": engines.run_engines,
     "vectors": numbers.run_vectors,
 }
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from narrowcast._version import __version__
 from narrowcast.arguments import (
     audits,
+    bench,
     calibrate,
     checkpoints,
+    engines,
     evaluate,
     gpus,
     numbers,
@@ -33,7 +35,9 @@ _ROWS: dict[str, Verb] = {
         *trace.VERBS,
         *verdict.VERBS,
         *gpus.VERBS,
+        *engines.VERBS,
         *serve.VERBS,
+        *bench.VERBS,
         numbers.VERBS[-1],
     )
 }
