@@ -23,11 +23,19 @@ units.triton, units.tl, units.HAS_TRITON = triton, tl, True  # the CPU wheel put
 
 # ruff: noqa: E402 - the placeholders had to go first
 from vllm.config.cache import CacheDType
+from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator as Shapes
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE, nvfp4_kv_cache_full_dim
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from vllm.v1.attention.backends.turboquant_attn import TurboQuantAttentionBackend
 from vllm.v1.attention.backends.ultraquant_attn import UltraQuantAttentionBackend
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, get_kv_quant_mode
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    get_kv_quant_mode,
+)
 
 DIMS = ((64, 64), (96, 96), (128, 128), (256, 256), (192, 128))
 LATENTS = (512 + 64, 256 + 32)
@@ -72,6 +80,36 @@ def latent(mode: str, dim: int) -> int:
     ).page_size_bytes  # fmt: skip
 
 
+def windows() -> list[dict]:
+    """Bytes of a sequence in one layer of 8 heads of 128 in 16 bits, with nothing in flight and blocks of one token."""
+    spec = {"block_size": 1, "num_kv_heads": 8, "head_size": 128, "dtype": torch.bfloat16}
+    rows = []
+    for window, context in ((4096, 4096), (4096, 32768), (1024, 131072)):
+        for kind, made in (
+            ("sliding", SlidingWindowSpec(sliding_window=window, **spec)),
+            ("chunked", ChunkedLocalAttentionSpec(attention_chunk_size=window, **spec)),
+        ):
+            blocks = made.max_admission_blocks_per_request(0, context)
+            rows.append(
+                {"kind": kind, "window": window, "context": context, "bytes": blocks * made.page_size_bytes}
+            )
+    return rows
+
+
+def states() -> list[dict]:
+    """Bytes of one sequence's states in one layer, in bf16."""
+    shapes = {
+        "qwen3-coder-next": [Shapes.gated_delta_net_state_shape(tp, 16, 32, 128, 128, 4) for tp in (1, 2, 4)],
+        "granite-4-h-small": [Shapes.mamba2_state_shape(tp, 8192, 1, 128, 64, 128, 4) for tp in (1,)],
+    }
+    return [
+        {"model": model, "tp": 2**i, "bytes": MambaSpec(
+            block_size=1, shapes=shape, dtypes=(torch.bfloat16, torch.bfloat16)
+        ).page_size_bytes}
+        for model, each in shapes.items() for i, shape in enumerate(each)
+    ]  # fmt: skip
+
+
 def found() -> dict:
     modes = [mode for mode in get_args(CacheDType) if not mode.endswith("_ds_mla")]
     latents = ["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", *PACKED]
@@ -83,6 +121,8 @@ def found() -> dict:
             for mode in modes
             for k, v in DIMS
         ],
+        "windows": windows(),
+        "states": states(),
         "latents": [
             {"mode": mode, "dim": dim, "bytes": latent(mode, dim)}
             for mode in latents
