@@ -42,9 +42,9 @@ _UNEVEN_EXPERTS = frozenset({"vllm"})
 @dataclass(frozen=True)
 class Split:
     """One matrix, or one part of it. ``dimension`` is the side that is divided ("N = 18432"), ``unit`` what must stay
-    together of it, ``whole`` the sizes that keep it whole, ``loads`` those that the engine loads, ``problems`` why it
-    does not load the others, ``partial`` the block that one GPU has cut off already. ``notes`` are of copies, unequal
-    shares and kernels that change."""
+    together of it, ``whole`` the sizes that keep it whole, ``loads`` those that the engine loads as they are meant,
+    ``problems`` why not the others, ``partial`` the block that one GPU has cut off already. ``notes`` are of copies,
+    unequal shares and kernels that change."""
 
     name: str
     dimension: str
@@ -103,12 +103,8 @@ def splits(
 ) -> Splits:
     """Which of ``sizes`` keep the model whole. With ``ep`` experts are spread one by one instead of being divided; with
     a ``gpu`` the notes tell where a rank's shape gets another kernel."""
-    rows = tuple(
-        row
-        for group in served.groups
-        if group.matrix.split != "whole" and not (ep and group.matrix.experts > 1)
-        for row in _rows(group, served, engine, gpu, sizes)
-    )
+    found = (row for group in served.groups for row in _rows(group, served, engine, gpu, sizes, ep))
+    rows = tuple(found)
     loads = tuple(size for size in sizes if all(size in row.loads for row in rows))
     first = {size: _stops(rows, size) for size in sizes if size not in loads}
     cut = tuple(size for size in loads if all(size in row.whole for row in rows))
@@ -125,9 +121,12 @@ def _stops(rows: tuple[Split, ...], size: int) -> str:
 
 
 def _rows(
-    group: Group, served: Served, engine: str, gpu: GPU | None, sizes: tuple[int, ...]
+    group: Group, served: Served, engine: str, gpu: GPU | None, sizes: tuple[int, ...], ep: bool
 ) -> Iterator[Split]:
     matrix = group.matrix
+    if matrix.split == "whole" or (ep and matrix.experts > 1):
+        yield from _undivided(group, served, engine, sizes)
+        return
     if matrix.role in _PADDED:
         n = matrix.shape[0]
         yield Split(
@@ -141,6 +140,29 @@ def _rows(
             heads = _heads_of(rows, matrix, served)
             one = replace(one, name=f"{matrix.name}[{number}]", heads=heads)
         yield _row(replace(group, matrix=one), group, served, engine, gpu, sizes, number == len(parts) - 1)
+
+
+def _undivided(group: Group, served: Served, engine: str, sizes: tuple[int, ...]) -> Iterator[Split]:
+    """A matrix that every rank holds whole, where it does not load even so."""
+    if group.linear is None:
+        return
+    together = siblings(group, served)
+    problem = tp_problems(
+        engine, served.container, group.linear, group.matrix.shape, 1, "column", fused=len(together) > 1,
+        last=together[-1] == group,
+    )  # fmt: skip
+    if problem is not None:
+        partial = partial_tiles(group.linear, group.matrix.shape)
+        rows, problems = f"N = {group.matrix.shape[0]}", dict.fromkeys(sizes, problem)
+        yield Split(group.matrix.name, rows, *_unit(group, served), (), (), problems, partial)
+
+
+def _unit(group: Group, served: Served) -> tuple[int, str]:
+    """The largest thing that a share must be made of."""
+    split = group.matrix.split
+    if group.linear is None:
+        return 1, ""
+    return next(iter(units(served.container, group.linear, "column" if split == "whole" else split)), (1, ""))
 
 
 def _heads_of(rows: int, matrix: Matrix, served: Served) -> int:
@@ -165,10 +187,8 @@ def _row(
     found = {size: _problem(group, stored, served, engine, size, ends) for size in sizes}
     problems = {size: problem for size, problem in found.items() if problem is not None}
     loads = tuple(size for size in sizes if size not in problems)
-    unit, what, partial = 1, "", None
-    if group.linear is not None and matrix.split != "whole":
-        unit, what = next(iter(units(served.container, group.linear, matrix.split)), (1, ""))
-        partial = partial_tiles(group.linear, matrix.shape)
+    unit, what = _unit(group, served)
+    partial = partial_tiles(group.linear, matrix.shape) if group.linear is not None else None
     kept = tuple(size for size in loads if whole(length, unit, (_parts(matrix, size),)))
     notes = [*_copies(matrix, loads), *_shares(group, served, engine, length, loads)]
     if (
