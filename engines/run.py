@@ -190,7 +190,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "converted to plain BF16 by narrowcast and run by the same engine; “nats” is the largest difference of their",
         "log-probabilities, and “ours” that from narrowcast's own run of the file (`narrowcast evaluate`), which",
         "quantizes inputs as the file says. Layers compute in fp16 where the engine lets them, else in bf16.",
-        "A refusal is quoted in the engine's words.",
+        "A refusal is quoted in the engine's words. What engines call things, and what newer versions of them changed,",
+        "is in [engine_names.md](engine_names.md).",
     ]
     for result in results.values():
         title = f"{result['engine']} {result['version']}, {result['instructions']}"

@@ -10,8 +10,8 @@ from narrowcast.hardware.names import Factoring
 
 FACTORINGS: tuple[Factoring, ...] = (
     Factoring(
-        "FP8 while loading, a scale per tensor", "--quantization fp8_per_tensor", "",
-        "SGLang: only without an FP8 kernel",
+        "FP8 while loading, a scale per tensor", "--quantization fp8_per_tensor", "--quantization fp8",
+        "SGLang: experts, and linear layers where it has no FP8 kernel",
     ),
     Factoring(
         "FP8 while loading, per channel and token", "--quantization fp8_per_channel",
@@ -46,9 +46,10 @@ FACTORINGS: tuple[Factoring, ...] = (
     Factoring("a GGUF file, bitsandbytes", "", "gguf, bitsandbytes"),
     Factoring("KV cache in FP8", "--kv-cache-dtype fp8", "--kv-cache-dtype fp8_e4m3"),
     Factoring("KV cache in NVFP4", "--kv-cache-dtype nvfp4", "--kv-cache-dtype nvfp4"),
-    Factoring("KV cache in MXFP8", "", "--kv-cache-dtype mxfp8"),
     Factoring(
-        "KV cache without calibration", "--kv-cache-dtype fp8_per_token_head", "--kv-cache-dtype fp4_mx_block16",
+        "KV cache without scales from the checkpoint",
+        "--kv-cache-dtype fp8_per_token_head, int8_per_token_head, int4_per_token_head",
+        "--kv-cache-dtype mxfp8, fp4_mx_block16",
     ),
     Factoring("kernels of linear layers", "--linear-backend", "--fp8-gemm-backend, --fp4-gemm-backend"),
     Factoring("kernels of experts", "--moe-backend", "--moe-runner-backend"),

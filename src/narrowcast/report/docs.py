@@ -16,9 +16,11 @@ from pathlib import Path
 
 from narrowcast.arguments import VERBS, parsers
 from narrowcast.audit.rules import FAMILIES
+from narrowcast.hardware import names
 from narrowcast.hardware.gpu import Source
 from narrowcast.hardware.gpus import gpus
 from narrowcast.numbers.formats import Format, formats
+from narrowcast.report import engines as engine_pages
 from narrowcast.report.containers import LEGEND, container_rows, preset_rows
 from narrowcast.report.formats import bit_layout, format_page
 from narrowcast.report.gpus import gpu_page
@@ -257,6 +259,36 @@ def gpus_doc() -> list[str]:
     ]
 
 
+def engines_doc() -> list[str]:
+    lines = [
+        "# What engines call things",
+        "",
+        NOTE,
+        "",
+        "Every name that vLLM's and SGLang's flags take for quantization, KV caches, dtypes and kernels, and "
+        "TensorRT-LLM's algorithms. Names are those of the wheels' own lists, which tests read. *Weights* and *inputs* "
+        "are [schemes](schemes.md) that quantizing while loading makes, *from* is the compute capability that the "
+        "engine asks for. What the engines make of files is in [engines.md](engines.md).",
+        "",
+        "## Both factorings",
+        "",
+        *markdown(("", "vLLM", "SGLang", "note"), engine_pages.factoring_cells()),
+    ]
+    for engine, versions in names.VERSIONS.items():
+        lines += ["", f"## {engine_pages.ENGINES[engine]} {', '.join(versions)}", ""]
+        lines += markdown(*engine_pages.methods_table(engine))
+        lines += ["", "KV caches:", "", *markdown(*engine_pages.caches_table(engine))]
+        changed = engine_pages.changes(engine)
+        if changed:
+            lines += [
+                "",
+                f"Which kernel runs is answered for {versions[0]}. What newer versions changed:",
+                "",
+            ]
+            lines += markdown(("list", "change"), changed)
+    return lines
+
+
 def rules_doc() -> list[str]:
     lines = [
         "# Rules",
@@ -303,6 +335,7 @@ PAGES: dict[str, Callable[[], list[str]]] = {
     "cli.md": cli_doc,
     "containers.md": containers_doc,
     "gpus.md": gpus_doc,
+    "engine_names.md": engines_doc,
     "rules/README.md": rules_doc,
 }
 

@@ -58,8 +58,10 @@ def engines_page() -> list[str]:
             "flags take, each with a row. Which kernel runs on which GPU is a plan's answer."
         ),
         "",
-        *hanging("`narrowcast engines vllm` shows one, `narrowcast engines vllm sglang` both factorings,"),
-        *hanging("`narrowcast engines fp8` what a name means in each."),
+        *paragraph(
+            "`narrowcast engines vllm` shows one, `narrowcast engines vllm sglang` the same thing in both engines' "
+            "words, `narrowcast engines fp8` what a name means in each."
+        ),
     ]
 
 
@@ -154,7 +156,7 @@ def _about(row: Name) -> Iterable[tuple[str, str]]:
     yield "scales", row.scales
     yield "our mode", _mode(row)
     yield "only", row.only
-    yield "needs", f"compute capability {row.low // 10}.{row.low % 10}" if row.low else ""
+    yield "needs", f"compute capability {_capability(row)}" if row.low else ""
     yield "kernels" if row.kind == names.LINEAR else "backends", ", ".join(row.backends)
     yield "written by", row.writes
     yield "it says", f'"{row.says}"' if row.says else ""
@@ -187,9 +189,68 @@ def factoring_words(each: Factoring) -> list[tuple[str, str]]:
     return [("vLLM", each.vllm or "-"), ("SGLang", each.sglang or "-"), ("note", each.note)]
 
 
+def factoring_cells() -> list[tuple[str, ...]]:
+    """One line of a reference page for each."""
+    return [(each.what, each.vllm or "-", each.sglang or "-", each.note) for each in FACTORINGS]
+
+
 def factoring_records() -> list[dict[str, Any]]:
     """The factorings for machines; null where an engine does not do a thing."""
     return [asdict(each) | {"vllm": each.vllm or None, "sglang": each.sglang or None} for each in FACTORINGS]
+
+
+Cells = tuple[str, ...]
+
+
+def methods_table(engine: str) -> tuple[Cells, list[Cells]]:
+    """Titles and rows of everything but KV caches, for a reference page."""
+    titles: Cells = (
+        "flag",
+        "name",
+        "does",
+        "means",
+        "write instead",
+        "weights",
+        "inputs",
+        "only",
+        "from",
+        "since",
+    )
+    rows: list[Cells] = [
+        (
+            f"`{row.flag}`", f"`{row.name}`", row.does, row.means, ", ".join(row.containers), row.instead, row.weights, row.inputs, row.only,
+            _capability(row), row.since,
+        )
+        for row in names.rows(engine) if row.kind != CACHE
+    ]  # fmt: skip
+    return titles, rows
+
+
+def caches_table(engine: str) -> tuple[Cells, list[Cells]]:
+    """Titles and rows of KV caches, for a reference page."""
+    titles = (
+        "name",
+        "does",
+        "means",
+        "stored",
+        "scales",
+        "our mode",
+        "write instead",
+        "attention backends",
+        "since",
+    )
+    rows: list[Cells] = [
+        (
+            f"`{row.name}`", row.does, row.means, row.storage, row.scales, row.mode, row.instead,
+            ", ".join(row.backends), row.since,
+        )
+        for row in names.rows(engine, CACHE)
+    ]  # fmt: skip
+    return titles, rows
+
+
+def _capability(row: Name) -> str:
+    return f"{row.low // 10}.{row.low % 10}" if row.low else ""
 
 
 def name_record(row: Name) -> dict[str, Any]:
