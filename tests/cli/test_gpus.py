@@ -100,6 +100,21 @@ def test_ones_own(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert str(file) in wrong.err
 
 
+def test_other_verbs_know_ones_own(
+    cli: Cli, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text('[gpu.my-card]\nlike = "h100"\n')
+    monkeypatch.setenv("NARROWCAST_GPUS", str(file))
+    asked = ["audit", llama, "--quick", "--for", "vllm", "--gpu"]
+    mine, like = cli(*asked, "my-card", "--json"), cli(*asked, "h100", "--json")
+    assert mine.code == like.code
+    assert mine.json["findings"] == like.json["findings"]
+    unknown = cli(*asked, "my-cart")
+    assert unknown.code == 2
+    assert "did you mean my-card" in unknown.err
+
+
 def test_here(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Executables that answer as the driver does."""
     script = tmp_path / "nvidia-smi"

@@ -41,6 +41,7 @@ NAMES = [
     ("NVIDIA RTX 6000 Ada Generation", "rtx 6000 ada"),
     ("NVIDIA RTX A6000", "rtx a6000"),
     ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx pro 6000"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx pro 6000 server"),
     ("Tesla T4", "t4"),
     ("DGX Spark", "gb10"),
     ("NVIDIA GB10", "gb10"),
@@ -203,7 +204,8 @@ def test_facts() -> None:
     assert {row.name for row in gpus.values() if row.fp8_kind == "fnuz"} == {"mi300a", "mi300x", "mi325x"}
     assert gpus["gaudi2"].fp8_kind == "ieee"
     assert {row.name for row in gpus.values() if "nvfp4" in row.formats} == {
-        "b100", "b200", "gb200", "b300", "gb300", "rtx 5080", "rtx 5090", "rtx pro 6000", "gb10", "rubin",
+        "b100", "b200", "gb200", "b300", "gb300", "rtx 5080", "rtx 5090", "rtx pro 6000", "rtx pro 6000 server",
+        "gb10", "rubin",
     }  # fmt: skip
     assert {row.name for row in gpus.values() if "mxfp4" in row.formats and row.vendor == "amd"} == {
         "mi350x", "mi355x", "mi455x",

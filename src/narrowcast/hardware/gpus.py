@@ -21,7 +21,7 @@ _MAKERS = re.compile(r"\b(nvidia|amd|instinct|geforce|tesla|radeon|intel|google)
 # Words of a product's full name that tell no two rows apart.
 _FILLING = frozenset(
     {"graphics", "gpu", "oam", "sxm", "sxm2", "sxm4", "sxm5", "sxm6", "ac", "hbm2", "hbm2e", "hbm3", "hbm3e",
-     "blackwell", "workstation", "server", "edition", "generation", "tensor", "core", "nvidia", "vf"}
+     "blackwell", "workstation", "edition", "generation", "tensor", "core", "nvidia", "vf"}
 )  # fmt: skip
 _SIZE = re.compile(r"^(\d+)(gb|gib|g)$")
 

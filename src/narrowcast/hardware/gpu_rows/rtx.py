@@ -9,6 +9,7 @@ from narrowcast.hardware.gpu_rows.sources import (
     GA102,
     HMC,
     HMC_LATE,
+    PRO_SERVER,
     RTX_BLACKWELL,
     SHEET,
     SPARSE,
@@ -57,7 +58,11 @@ ROWS: tuple[GPU, ...] = (
         "rtx pro 6000", "sm120", 96, 1.792, aliases=("pro 6000",),
         fp32=125, tf32=251.9, bf16=503.8, fp16=503.8, fp8=1007, int8=1007, fp6=1007, fp4=2015,
         source=HMC_LATE, sources={"fp6": SHEET},
-        notes={"one edition is sold with 1.597 TB/s": "bandwidth", SPARSE: "fp4"},
+        notes={SPARSE: "fp4"},
+    ),
+    row(
+        "rtx pro 6000 server", "sm120", 96, 1.597, aliases=("pro 6000 server",), fp32=120, source=PRO_SERVER,
+        notes={"rates of other formats are not published for this edition": "tf32 bf16 fp16 fp8 int8 fp6 fp4"},
     ),
     row(
         "gb10", "sm121", 128, 0.273, aliases=("dgx spark",),
