@@ -215,6 +215,29 @@ def test_gpt_oss_is_shared_out_as_vllm_does() -> None:
             assert note == f"90 groups on {tp} ranks: {sizes[0] // 32} on each, {sizes[-1] // 32} on the last"
 
 
+BAMBA_9B: dict[str, Any] = {  # ibm-ai-platform/Bamba-9B-v2
+    "model_type": "bamba", "hidden_size": 4096, "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27],
+    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "tie_word_embeddings": False, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_n_groups": 1,
+    "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    "max_position_embeddings": 262144, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_groups_of_a_mixer() -> None:
+    """mamba_mixer2.py:316: ranks divide the heads, and the groups, or there is one group, which is copied."""
+    one = splits(from_config("m", BAMBA_9B), "vllm")
+    assert one.tp == (1, 2, 4, 8, 16, 32)
+    four = splits(from_config("m", BAMBA_9B | {"mamba_n_groups": 4}), "vllm")
+    assert four.tp == (1, 2, 4)
+    assert four.first[8] == "model.layers.*.mamba.in_proj[2]: 4 groups are not a multiple of 8"
+    heads = splits(
+        from_config("m", BAMBA_9B | {"mamba_n_heads": 120, "mamba_d_head": 64, "mamba_expand": 2}), "vllm"
+    )
+    assert heads.tp == (1, 2, 4, 8)
+    assert "120 heads are not a multiple of 16" in heads.first[16]
+
+
 def test_experts_spread_evenly_or_not() -> None:
     """vLLM gives some ranks one expert more; SGLang asks for a multiple."""
     config = DEEPSEEK_V2_LITE | {"n_routed_experts": 60}

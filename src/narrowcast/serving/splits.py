@@ -4,6 +4,7 @@
     query heads         tp | heads
     key heads           tp | heads, or heads | tp: each is copied to tp / heads ranks
     experts             spread one by one (EP), and then no matrix of theirs is divided
+    mixers              tp | heads, and tp | groups of Mamba 2 unless there is one, which is copied
     layers              any number of stages up to the layers; a remainder makes stages unequal
 
 Blocks, groups and packed words are asked of each matrix by itself, since gate and up are divided one by one: of two
@@ -15,8 +16,7 @@ that 2880 columns, 90 groups, load on 4 ranks as 23, 23, 23 and 21.
 
 Source: vLLM 0.32 (config/model.py, layers/linear.py, distributed/utils.py, fused_moe/expert_map_manager.py,
 mamba_mixer2.py, models/gpt_oss.py), SGLang 0.5.23 (models/llama.py, fused_moe_triton/layer.py, models/gpt_oss.py);
-other engines as vLLM. Left out: groups of Mamba 2, which a geometry does not say: vLLM asks tp to divide them, or for
-one group.
+other engines as vLLM. Left out: data and context parallelism, which divide no matrix.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _rows(
     for number, rows in enumerate(parts):
         one = replace(matrix, shape=(rows, matrix.shape[1]))
         if len(parts) > 1:
-            heads = _heads_of(rows, matrix, served)
+            heads = _heads_of(rows, number, matrix, served)
             one = replace(one, name=f"{matrix.name}[{number}]", heads=heads)
         yield _row(replace(group, matrix=one), group, served, engine, gpu, sizes, number == len(parts) - 1)
 
@@ -165,12 +165,27 @@ def _unit(group: Group, served: Served) -> tuple[int, str]:
     return next(iter(units(served.container, group.linear, "column" if split == "whole" else split)), (1, ""))
 
 
-def _heads_of(rows: int, matrix: Matrix, served: Served) -> int:
-    """Heads of one part of q, k and v in one matrix, by the width of the first part's heads."""
-    if not matrix.heads or matrix.role is not Role.ATTENTION:
+def _heads_of(rows: int, number: int, matrix: Matrix, served: Served) -> int:
+    """Heads of one part of a matrix: of q, k and v by the width of the first one's heads, of Mamba 2's B and C their
+    groups, of other mixers the matrix's own."""
+    if not matrix.heads:
         return 0
+    if matrix.role is Role.SSM:
+        return _groups(matrix, served) if _grouped(matrix, number) else matrix.heads
     width = matrix.pieces[0] // matrix.heads
     return rows // width if rows % width == 0 else 0
+
+
+def _grouped(matrix: Matrix, number: int) -> bool:
+    """Whether a part is B or C of a Mamba 2 mixer, whose parts are z, x, B, C and the time steps."""
+    return matrix.role is Role.SSM and len(matrix.pieces) == 5 and number in (2, 3)
+
+
+def _groups(matrix: Matrix, served: Served) -> int:
+    """Groups of a Mamba 2 mixer: rows of B over the states of an element, which the state's size tells."""
+    inner = matrix.pieces[0]
+    states = next((each.recurrent // inner for each in served.geometry.attention if each.recurrent), 0)
+    return matrix.pieces[2] // states if states else 0
 
 
 def _row(
@@ -209,8 +224,10 @@ def _parts(matrix: Matrix, tp: int) -> int:
 
 
 def _copied(matrix: Matrix) -> bool:
-    """Whether its heads are copied where ranks are more: keys and values."""
-    return bool(matrix.heads) and matrix.split == "column" and matrix.role is Role.ATTENTION
+    """Whether its heads are copied where ranks are more: keys and values, and the one group of a Mamba 2."""
+    if matrix.split != "column" or not matrix.heads:
+        return False
+    return matrix.role is Role.ATTENTION or (matrix.role is Role.SSM and matrix.heads == 1)
 
 
 def _problem(group: Group, stored: Group, served: Served, engine: str, tp: int, ends: bool) -> str | None:
@@ -244,7 +261,10 @@ def _heads(group: Group, served: Served, tp: int) -> str | None:
         if matrix.heads % tp and tp % matrix.heads:
             return f"{matrix.heads} key heads are neither a multiple nor a divisor of {tp}"
         return None
-    return f"{matrix.heads} heads are not a multiple of {tp}" if matrix.heads % tp else None
+    if _copied(matrix) and matrix.heads == 1:
+        return None
+    noun = "groups" if matrix.role is Role.SSM and matrix.name.endswith(("[2]", "[3]")) else "heads"
+    return f"{matrix.heads} {noun} are not a multiple of {tp}" if matrix.heads % tp else None
 
 
 def _uneven(group: Group, served: Served, engine: str) -> bool:
@@ -326,5 +346,3 @@ def _notes(served: Served, engine: str, experts: int, sizes: tuple[int, ...]) ->
     if latent:
         heads = latent[0].q_heads
         yield f"latent attention divides its {heads} heads; the latent cache is on every rank"
-    if any(group.matrix.role is Role.SSM for group in served.groups):
-        yield "groups of Mamba 2 are not checked: ranks must divide them, or there must be one"
