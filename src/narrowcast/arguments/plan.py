@@ -6,6 +6,7 @@ import argparse
 import re
 
 from narrowcast.arguments.evaluate import share
+from narrowcast.arguments.gpus import gpus_argument
 from narrowcast.arguments.parser import Verb, count, plot_argument
 
 MODEL = "a directory, a config.json, a .safetensors or .gguf file, or a hub id"
@@ -44,7 +45,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
-    add("--gpus", metavar="FILE", help="GPUs of your own, a TOML file (docs/gpus.md)")
+    gpus_argument(parser)
     add("--engine", default="vllm", metavar="NAME", help="vllm, sglang or tensorrt-llm (vllm)")
     add("--tp", type=count, default=1, metavar="N", help="GPUs that share each layer (1)")
     add("--pp", type=count, default=1, metavar="N", help="groups of GPUs that share the layers (1)")

@@ -308,8 +308,8 @@ def _tiny_batch(case: Case) -> Said | None:
         return None
     return (
         f"low-precision arithmetic for a faster decode step at batch {batch}",
-        f"up to about batch {crossover:.2g} a step waits for bytes, which quantized inputs do not make fewer; they pay "
-        "in prefill and in larger batches",
+        f"up to about batch {crossover:,.0f} a step waits for bytes, which quantized inputs do not make fewer; they "
+        "pay in prefill and in larger batches",
         "count the bits of the weights and of the cache, not the FLOP",
     )
 
