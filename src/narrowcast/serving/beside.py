@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from narrowcast.doctor import Report
-from narrowcast.hardware.engines import paths
 from narrowcast.model.roles import Role
 from narrowcast.serving.command import Command
+from narrowcast.serving.memory import memory
+from narrowcast.serving.paths import attends, kernels
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
 
@@ -51,6 +52,10 @@ def _rows(
         if planned and running:
             same = all(any(name.startswith(short) for short in planned) for name in running)
             yield Beside(kind, " or ".join(planned), ", ".join(dict.fromkeys(running)), same)
+    first = [each.path.backends[0] for each in attends(served, question) if each.path.backends]
+    for name in told.get("attention", ())[:1] if first else ():
+        same = any(short.lower() in (name.lower(), name.lower().replace(" ", "_")) for short in first)
+        yield Beside("attention", " or ".join(dict.fromkeys(first)), name, same)
     flags = {flag.name: flag.value for flag in command.flags}
     dtype = flags.get("--dtype") or {"bf16": "bfloat16", "fp16": "float16"}.get(served.geometry.dtype, "")
     yield from _settled("dtype", dtype, told)
@@ -60,7 +65,9 @@ def _rows(
         planned_size = f"{served.nbytes / question.tp / question.pp / _GIB:.2f} GiB"
         yield Beside("weights in memory", planned_size, size)
     for size in told.get("KV cache size", ())[:1]:
-        yield Beside("KV cache size", f"{question.batch * question.context:,} tokens asked for", size)
+        fits = None if question.gpu.vendor == "cpu" else memory(served, question).tokens
+        asked = f"{question.batch * question.context:,} asked for"
+        yield Beside("KV cache size", asked if fits is None else f"{fits:,} tokens", size)
 
 
 def _settled(kind: str, planned: str, told: dict[str, list[str]]) -> Iterator[Beside]:
@@ -71,14 +78,9 @@ def _settled(kind: str, planned: str, told: dict[str, list[str]]) -> Iterator[Be
 
 def _planned(served: Served, question: Question, experts: bool) -> list[str]:
     """The kernels that the engine would take first, of all layers of the kind."""
-    found: list[str] = []
-    for group in served.groups:
-        if group.linear is None or (group.matrix.role is Role.EXPERT) is not experts:
-            continue
-        path = paths(
-            question.engine, served.container, group.linear, question.gpu, shape=group.matrix.shape,
-            format=group.format, experts=experts,
-        )  # fmt: skip
-        if path.kernels and path.kernels[0] not in found:
-            found.append(path.kernels[0])
-    return found
+    found = [
+        row.path.kernels[0]
+        for row in kernels(served, question)
+        if row.path.kernels and (row.groups[0].matrix.role is Role.EXPERT) is experts
+    ]
+    return list(dict.fromkeys(found))

@@ -129,20 +129,30 @@ def command(
     no longer reads. UsageError for a name that the engine does not know, or no longer takes for this.
     """
     spoken = dialect(question.engine)
+    question, renamed = settling.today(spoken, question)
     config = settling.config_of(served)
-    online, made = settling.quantization(spoken, served, quantization)
+    how = settling.quantization(spoken, served, question, quantization)
+    made = how.made
     asked = Asked(
-        served, question, made or served.name, online, settling.cache(spoken, served, question),
+        served, question, made or served.name, how.word, settling.cache(spoken, served, question),
         settling.dtype(served, question, config), port, host, name, gpus_per_node,
         settling.powers_of_two(config),
     )  # fmt: skip
     typed = {word.partition("=")[0] for word in extra if word.startswith("-")}
     flags = [flag for row in spoken.rows if (flag := row.flag(asked)) is not None and flag.name not in typed]
     variables = [flag for row in spoken.environment if (flag := row.flag(asked)) is not None]
-    first = () if made is None else (f"narrowcast quantize {served.name} {made} --preset {served.preset}",)
+    first = () if made is None else (_quantize(served, made),)
     return Command(
         spoken.engine, spoken.version, spoken.program, spoken.module, spoken.model_flag, asked.model,
         tuple(flags), tuple(extra), tuple(variables), spoken.files(asked), (*first, *spoken.before(asked)),
         tuple(settling.refusals(asked, flags)),
-        tuple(settling.warnings(asked, spoken, config, extra, environment or {})), port or spoken.port, host,
+        (*how.said, *renamed,
+         *settling.warnings(asked, spoken, config, extra, environment or {})), port or spoken.port, host,
     )  # fmt: skip
+
+
+def _quantize(served: Served, made: str) -> str:
+    """The line that makes the checkpoint first."""
+    words = ["narrowcast", "quantize", served.name, made, "--preset", str(served.preset)]
+    words += [] if served.container == "compressed-tensors" else ["--container", served.container]
+    return shlex.join(words)

@@ -104,8 +104,9 @@ def _no_lines(asked: Asked) -> tuple[str, ...]:
 class Dialect:
     """How an engine is started. ``program`` is the command and ``module`` the Python module that does the same, where
     the model has the flag ``model_flag``. ``online`` is its name for making a preset from an unquantized checkpoint
-    while loading. ``gone`` are flags and variables that it had, with what does the same now; ``files`` are written
-    before the start, by name; ``before`` are lines to run first; ``port`` is where it listens by itself."""
+    while loading, with the compute capability from which it does. ``gone`` are flags and variables that it had, with
+    what does the same now; ``files`` are written before the start, by name; ``before`` are lines to run first;
+    ``port`` is where it listens by itself."""
 
     engine: str
     version: str
@@ -114,7 +115,7 @@ class Dialect:
     model_flag: str
     rows: tuple[Row, ...]
     environment: tuple[Row, ...] = ()
-    online: Mapping[str, str] = field(default_factory=dict)
+    online: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     gone: Mapping[str, str] = field(default_factory=dict)
     files: Callable[[Asked], Mapping[str, str]] = _none
     before: Callable[[Asked], tuple[str, ...]] = _no_lines

@@ -45,7 +45,7 @@ def _kv(asked: Asked) -> Given | None:
             else "what the cache holds, as asked",
         )
     kv = asked.served.kv or ""
-    if kv.startswith(("kv8", "fp8")) and asked.served.container != "modelopt":
+    if kv == "fp8_e4m3" and asked.served.container != "modelopt":
         return Given("fp8_e4m3", "the checkpoint asks for it; SGLang's auto follows ModelOpt's configs only")
     return None
 
@@ -103,6 +103,6 @@ DIALECT = Dialect(
         Row("--max-running-requests", sequences, _FIELDS + "schedule.py"),
         Row("--mem-fraction-static", _share, _FIELDS + "schedule.py"),
     ),
-    online={"fp8_dynamic": "fp8", "mxfp8": "mxfp8"},
+    online={"fp8_dynamic": ("fp8", 80), "mxfp8": ("mxfp8", 100)},
     port=30000,
 )  # fmt: skip

@@ -124,7 +124,7 @@ def _lines(asked: Asked) -> tuple[str, ...]:
         return ()
     return (
         "ray start --head --port=6379    # on the first machine",
-        f"ray start --address=FIRST:6379    # on each of the other {asked.nodes - 1}",
+        f"ray start --address=FIRST:6379    # on every other one, of {asked.nodes} in all",
     )
 
 
@@ -149,8 +149,8 @@ DIALECT = Dialect(
     ),
     environment=(Row("VLLM_USE_DEEP_GEMM_E8M0", _scales, "vLLM 0.32 utils/deep_gemm.py, envs.py"),),
     online={
-        "fp8_dynamic": "fp8_per_channel", "fp8_per_tensor": "fp8_per_tensor", "fp8_block": "fp8_per_block",
-        "mxfp8": "mxfp8", "mxfp4": "mxfp4",
+        "fp8_dynamic": ("fp8_per_channel", 89), "fp8_per_tensor": ("fp8_per_tensor", 75),
+        "fp8_block": ("fp8_per_block", 75), "mxfp8": ("mxfp8", 80), "mxfp4": ("mxfp4", 80),
     },
     gone={
         "--calculate-kv-scales": "scales of the cache come with the checkpoint: `narrowcast calibrate-kv` makes them; "

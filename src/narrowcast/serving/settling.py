@@ -11,21 +11,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from narrowcast.errors import UsageError
 from narrowcast.hardware.cache_modes import CACHE_MODES
-from narrowcast.hardware.engines import engines, paths
+from narrowcast.hardware.engines import engines
+from narrowcast.hardware.names import ALIAS, EITHER, METHOD, READS, find
 from narrowcast.hardware.overflow import fp16_families
-from narrowcast.model.roles import Role
 from narrowcast.serving.flags import Asked, Dialect, Flag
+from narrowcast.serving.memory import memory
+from narrowcast.serving.online import method
+from narrowcast.serving.paths import kernels
 from narrowcast.serving.question import Question
-from narrowcast.serving.served import Group, Served
+from narrowcast.serving.served import Served
+from narrowcast.serving.splits import splits
 from narrowcast.store.checkpoint import text_config
 
-# Words that engines had for a mode, with today's.
-OLD_CACHES: Mapping[str, Mapping[str, str]] = {"sglang": {"fp4_e2m1": "fp4_mx_block16"}}
+# Words that engines had for a mode and no longer list, with today's.
+OLD_CACHES: Mapping[str, Mapping[str, str]] = {
+    "sglang": {"fp4_e2m1": "fp4_mx_block16", "mxfp4": "fp4_mx_block16"}
+}
 _NONE: Mapping[str, Any] = {}
 
 
@@ -68,28 +75,49 @@ def dtype(served: Served, question: Question, config: Mapping[str, Any]) -> tupl
     return None
 
 
-def quantization(spoken: Dialect, served: Served, name: str | None) -> tuple[str | None, str | None]:
-    """The engine's name for what it makes while loading, and the name of a checkpoint that must be made first."""
+@dataclass(frozen=True)
+class Quantization:
+    """``word`` is the engine's name for what it makes while loading, ``made`` the name of a checkpoint that must be
+    made first; both None where the checkpoint announces itself. ``said`` is what to know of it."""
+
+    word: str | None = None
+    made: str | None = None
+    said: tuple[str, ...] = ()
+
+
+def quantization(spoken: Dialect, served: Served, question: Question, name: str | None) -> Quantization:
+    """How the model becomes what was asked for. UsageError for a name that the engine does not take for it."""
     if name is not None:
-        return _checked(spoken, served, name), None
+        return _named(spoken, served, name)
     if served.preset is None:
-        return None, None
-    online = spoken.online.get(served.preset)
-    if online is not None:
-        return online, None
-    return None, f"{Path(served.name).name}-{served.preset.replace('+', '-')}"
+        return Quantization()
+    word, low = spoken.online.get(served.preset, ("", 0))
+    sm = question.gpu.sm
+    if word and (sm is None or sm >= low):
+        return Quantization(word)
+    return Quantization(made=f"{Path(served.name).name}-{served.preset.replace('+', '-')}")
 
 
-def _checked(spoken: Dialect, served: Served, name: str) -> str:
+def _named(spoken: Dialect, served: Served, name: str) -> Quantization:
     title = engines[spoken.engine].title
-    plain = served.container == "plain" or served.preset is not None
-    if plain and spoken.engine == "vllm" and name == "fp8":
+    if not any(row.name == "--quantization" for row in spoken.rows):
+        raise UsageError(f"{title}'s server has no flag --quantization", got=name, remedy="--preset NAME")
+    row, said = find(name, spoken.engine, METHOD)[0], ()
+    unquantized = served.preset is None and all(group.linear is None for group in served.groups)
+    if not unquantized:
+        if row.does in (ALIAS, READS, EITHER) and served.container in row.containers:
+            return Quantization(
+                said=(f"--quantization {name} is not needed: the checkpoint announces itself",)
+            )
         raise UsageError(
-            f"{title} {spoken.version} no longer makes FP8 of an unquantized checkpoint under this name",
-            got="--quantization fp8", wanted="fp8_per_tensor (what fp8 was), fp8_per_channel or fp8_per_block",
-            remedy="--preset fp8_per_tensor, or --preset fp8_dynamic, whose scales are per channel",
+            f"the checkpoint is quantized already, as {served.container}", got=f"--quantization {name}",
+            wanted="no --quantization: it announces itself",
         )  # fmt: skip
-    return name
+    if row.instead and row.does is not READS:
+        instead = row.instead.partition(",")[0]
+        text = f"{title} {spoken.version} has {instead} for --quantization {name}"
+        said, row = (f"{text}: {row.says}" if row.says else text,), find(instead, spoken.engine, METHOD)[0]
+    return Quantization(method(spoken.engine, row.name).name, said=said)
 
 
 def cache(spoken: Dialect, served: Served, question: Question) -> str | None:
@@ -98,7 +126,7 @@ def cache(spoken: Dialect, served: Served, question: Question) -> str | None:
     asked = question.kv.lower()
     if asked == "auto":
         return None
-    row = CACHE_MODES[OLD_CACHES.get(spoken.engine, {}).get(asked, asked)]
+    row = CACHE_MODES[asked]
     words = row.engines.get(spoken.engine, ())
     if not words:
         known = sorted(mode for mode in CACHE_MODES if CACHE_MODES[mode].engines.get(spoken.engine))
@@ -113,36 +141,31 @@ def cache(spoken: Dialect, served: Served, question: Question) -> str | None:
     return asked if asked in words else words[-1]
 
 
+def today(spoken: Dialect, question: Question) -> tuple[Question, tuple[str, ...]]:
+    """The question with the engine's word of today for its cache, and what to know of that."""
+    new = OLD_CACHES.get(spoken.engine, {}).get(question.kv.lower())
+    if new is None:
+        return question, ()
+    text = f"{engines[spoken.engine].title} {spoken.version} has {new} for --kv-cache-dtype {question.kv}"
+    return replace(question, kv=new), (text,)
+
+
 def refusals(asked: Asked, flags: Sequence[Flag]) -> Iterator[str]:
-    """What the engine would stop at, each once: layers without a kernel, by name."""
+    """What the engine would stop at: layers without a kernel, each reason once, and a size that cuts what must stay
+    whole."""
     forced = any(flag.name == "--linear-backend" for flag in flags)
+    question = asked.question
     said: dict[str, list[str]] = {}
-    for group in asked.served.groups:
-        text = None if group.linear is None else _refusal(asked, group)
+    for row in kernels(asked.served, question):
+        text = row.path.refusal
         if text is not None and not (forced and "CUTLASS" in text):
-            said.setdefault(text, []).append(group.matrix.leaf)
+            text += f"; instead: {row.path.remedy}" if row.path.remedy else ""
+            said.setdefault(text, []).extend(row.names)
     for text, names in said.items():
         yield f"{', '.join(dict.fromkeys(names))}: {text}"
-
-
-def _refusal(asked: Asked, group: Group) -> str | None:
-    assert group.linear is not None
-    (n, k), tp = group.matrix.shape, asked.question.tp
-    cut = tp if group.matrix.role is not Role.EXPERT or not asked.question.ep else 1
-    shape = (
-        (n // cut, k)
-        if group.matrix.split == "column"
-        else (n, k // cut)
-        if group.matrix.split == "row"
-        else (n, k)
-    )
-    path = paths(
-        asked.question.engine, asked.served.container, group.linear, asked.question.gpu, shape=shape,
-        format=group.format, experts=group.matrix.role is Role.EXPERT,
-    )  # fmt: skip
-    if path.refusal is None:
-        return None
-    return path.refusal + (f"; instead: {path.remedy}" if path.remedy else "")
+    if question.tp > 1 and not said:
+        found = splits(asked.served, question.engine, ep=question.ep, sizes=(question.tp,))
+        yield from (f"--tp {size}: {reason}" for size, reason in found.first.items())
 
 
 def warnings(
@@ -154,6 +177,8 @@ def warnings(
 ) -> Iterator[str]:
     """What is probably not meant."""
     title = engines[spoken.engine].title
+    if memory(asked.served, asked.question).fits is False:
+        yield f"it does not fit {asked.question.gpu.name} with what was asked; `narrowcast plan` shows what does"
     for name, instead in spoken.gone.items():
         if name in environment or any(word.partition("=")[0] == name for word in extra):
             yield f"{title} {spoken.version} no longer has {name}; instead: {instead}"
