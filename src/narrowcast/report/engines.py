@@ -205,21 +205,12 @@ Cells = tuple[str, ...]
 def methods_table(engine: str) -> tuple[Cells, list[Cells]]:
     """Titles and rows of everything but KV caches, for a reference page."""
     titles: Cells = (
-        "flag",
-        "name",
-        "does",
-        "means",
-        "write instead",
-        "weights",
-        "inputs",
-        "only",
-        "from",
-        "since",
-    )
+        "flag", "name", "does", "means", "containers", "write instead", "weights", "inputs", "only", "from", "since",
+    )  # fmt: skip
     rows: list[Cells] = [
         (
-            f"`{row.flag}`", f"`{row.name}`", row.does, row.means, ", ".join(row.containers), row.instead, row.weights, row.inputs, row.only,
-            _capability(row), row.since,
+            f"`{row.flag}`", f"`{row.name}`", row.does, row.means, ", ".join(row.containers), row.instead,
+            row.weights, row.inputs, row.only, _capability(row), row.since,
         )
         for row in names.rows(engine) if row.kind != CACHE
     ]  # fmt: skip
