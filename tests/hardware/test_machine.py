@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import replace
 from datetime import date
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,14 @@ def test_bandwidth_is_what_the_bytes_took() -> None:
     assert found.passes >= 3
     assert found.best == max(found.read, found.copy)
     assert 1e8 < found.best < 1e14
+
+
+def test_a_copied_byte_is_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which every pass takes half a second."""
+    ticks = count(0, 0.5)
+    monkeypatch.setattr("narrowcast.hardware.bandwidth.time.perf_counter", lambda: next(ticks))
+    found = measure(4.0, 1, 8000)
+    assert (found.read, found.copy, found.passes) == (4000 / 0.5, 8000 / 0.5, 4)
 
 
 def test_arrays_are_larger_than_the_cache_and_smaller_than_memory(tmp_path: Path) -> None:
