@@ -75,6 +75,15 @@ GEMMA3N = {
     "intermediate_size": [96] * 3 + [80] * 3,
     "activation_sparsity_pattern": [0.0] * 6,
 }
+GEMMA4 = {
+    **HEADS,
+    "num_hidden_layers": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["full_attention"],
+    "global_head_dim": 28,
+    "hidden_size_per_layer_input": 20,
+    "vocab_size_per_layer_input": 100,
+}
+CROSSED = {**PLAIN, "num_hidden_layers": 5, "cross_attention_layers": [1, 3]}
 SHORT = {**PLAIN, "layer_types": ["conv", "full_attention", "conv"]}
 
 # model_type and fields; a model_type comes more than once where switches change what is there.
@@ -147,8 +156,15 @@ TOYS: list[tuple[str, dict[str, Any]]] = [
     ("lfm2_moe", {**SHORT, **MOE, "num_dense_layers": 1}),
     ("nemotron_h", NEMOTRON),
     ("nemotron_h", {**NEMOTRON, "moe_latent_size": 24, "mlp_bias": True}),
-    ("mllama_text_model", {**PLAIN, "num_hidden_layers": 5, "cross_attention_layers": [1, 3]}),
+    ("mllama_text_model", CROSSED),
     ("gemma3n_text", GEMMA3N),
+    ("gemma4_text", GEMMA4),
+    ("gemma4_text", {**GEMMA4, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
+    ("gemma4_text", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    (
+        "gemma4_text",
+        {**GEMMA4, **MOE, "top_k_experts": 2, "enable_moe_block": True, "hidden_size_per_layer_input": 0},
+    ),
 ]
 TOWER = {
     "hidden_size": 32,
@@ -168,6 +184,16 @@ VIT = {
 }
 CLIP = {**TOWER, "model_type": "clip_vision_model", "projection_dim": 32}
 PIXTRAL = {**TOWER, "model_type": "pixtral", "head_dim": 16}
+SIGLIP = {**TOWER, "model_type": "siglip_vision_model", "projection_dim": 64}
+INTERN = {**TOWER, "model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]}
+WIDE = {
+    **TOWER,
+    "attention_heads": 2,
+    "num_global_layers": 1,
+    "vision_output_dim": 64,
+    "projector_input_dim": 64,
+    "projector_output_dim": 64,
+}
 # The same for models with towers, whose text part stands inside.
 TOWERS: list[tuple[str, dict[str, Any]]] = [
     ("llava", {"text_config": {**HEADS, "model_type": "llama"}, "vision_config": CLIP}),
@@ -179,4 +205,11 @@ TOWERS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_vl", {"text_config": HEADS, "vision_config": VIT}),
     ("qwen3_vl_moe", {"text_config": {**HEADS, **MOE}, "vision_config": VIT}),
     ("qwen3_5", {"text_config": {**HEADS, **DELTA}, "vision_config": VIT}),
+    ("qwen2_vl", {"text_config": PLAIN, "vision_config": {**VIT, "embed_dim": 32, "hidden_size": 64}}),
+    ("llava_next", {"text_config": {**HEADS, "model_type": "mistral"}, "vision_config": CLIP}),
+    ("llava_onevision", {"text_config": {**PLAIN, "model_type": "qwen2"}, "vision_config": CLIP}),
+    ("paligemma", {"text_config": {**HEADS, "model_type": "gemma"}, "vision_config": SIGLIP}),
+    ("internvl", {"text_config": {**PLAIN, "model_type": "qwen2"}, "vision_config": INTERN}),
+    ("llama4", {"text_config": {**HEADS, **LOCAL, "interleave_moe_layer_step": 2}, "vision_config": WIDE}),
+    ("mllama", {"text_config": CROSSED, "vision_config": {**WIDE, "intermediate_layers_indices": [0]}}),
 ]

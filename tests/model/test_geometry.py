@@ -12,6 +12,7 @@ from model.geometry_toys import (
     ALL_HEADS,
     DELTA,
     GEMMA3N,
+    GEMMA4,
     HEADS,
     INDEX,
     LOCAL,
@@ -275,6 +276,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**GEMMA3N, "model_type": "gemma3n_text", "sliding_window": 4, "intermediate_size": [96, 80]},
      "intermediate_size"),
     ({**GEMMA3N, "model_type": "gemma3n_text", "num_kv_shared_layers": 6}, "num_kv_shared_layers"),
+    ({**GEMMA4, "model_type": "gemma4_text", "global_head_dim": None}, "global_head_dim"),
+    ({**GEMMA4, "model_type": "gemma4_text", "per_layer_config": {"2": 28}}, "per_layer_config"),
     ({**PLAIN}, "model_type"),
     ({**PLAIN, "model_type": "perceiver"}, "model_type"),
     ({**PLAIN, "model_type": ["llama"]}, "model_type"),
@@ -316,7 +319,7 @@ WHOLE = {
     "shared_intermediate_size": 44, "num_dense_layers": 1, "conv_kernel": 4, "linear_conv_kernel_dim": 4,
     "expand": 2, "time_step_rank": "auto", "mamba_dt_rank": 4, "num_heads": 8, "block_multiple_of": 8,
     "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
-    "block_ffn_dim_multiplier": 1.0, "attn_layer_indices": [1], "max_window_layers": 1,
+    "block_ffn_dim_multiplier": 1.0, "attn_layer_indices": [1], "max_window_layers": 1, "global_head_dim": 28,
 }  # fmt: skip
 HOSTILE = ["x", -1, 0, True, float("inf"), [], ["a"], {}, 2.5, 1 << 70]
 

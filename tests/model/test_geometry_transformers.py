@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from model.geometry_toys import TOWERS, TOYS
+from model.geometry_toys import DELTA, HEADS, MOE, TOWERS, TOYS, VIT
 from model.public_models import Public, public_models
 from narrowcast.model.families import geometry
 from narrowcast.model.families.towers import DEFAULTS
@@ -26,7 +26,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from transformers.core_model_loading import revert_weight_conversion  # noqa: E402
 
 OTHER_CLASS = {"kimi_k2": "deepseek_v3"}  # ships code of its own, which says it is DeepSeek V3's
-OTHERS = re.compile(r"vision|visual|multi_modal|connector")
+OTHERS = re.compile(r"vision|visual|multi_modal|connector|image_newline")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -99,6 +99,13 @@ def test_text_parts_are_counted_under_the_names_of_files(family: str, fields: di
     ours = geometry(config)
     compare(ours, on_disk(model))
     assert "not counted" in ours.notes[-1] or "not counted" in ours.notes[0]
+
+
+def test_experts_of_qwen3_5_count_the_same() -> None:
+    """Files of the hub hold them as stacks, as our names say; transformers would write them one by one."""
+    model = build("qwen3_5_moe", {"text_config": {**HEADS, **MOE, **DELTA}, "vision_config": VIT})
+    ours = geometry(json.loads(json.dumps(model.config.to_dict(), default=str)))
+    assert ours.parameters == sum(on_disk(model).values())
 
 
 @pytest.mark.parametrize("family", sorted(DEFAULTS))

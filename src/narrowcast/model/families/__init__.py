@@ -3,7 +3,7 @@
 geometry(config)   →  Geometry, or CheckpointError with the field that is missing
 
 fields, blocks     what is read, and what families are made of
-dense, experts, hybrid, nemotron, crossed      families, by what their layers are
+dense, experts, hybrid, nemotron, gemma, crossed   families, by what their layers are
 towers             text parts of multimodal models
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from narrowcast.errors import CheckpointError
-from narrowcast.model.families import crossed, dense, experts, hybrid, nemotron
+from narrowcast.model.families import crossed, dense, experts, gemma, hybrid, nemotron
 from narrowcast.model.families.fields import Fields
 from narrowcast.model.families.towers import DEFAULTS, TOWERS, in_tower
 from narrowcast.model.geometry import Geometry
@@ -24,7 +24,8 @@ FAMILIES: Mapping[str, Family] = {
     **dense.FAMILIES,
     **experts.FAMILIES,
     **hybrid.FAMILIES,
-    **crossed.FAMILIES,
+    **gemma.FAMILIES,
+    "mllama": crossed.mllama,
     "nemotron_h": nemotron.nemotron_h,
 }
 # Parts that are beside a text model that stands at the top of its config (Qwen2-VL).
