@@ -228,6 +228,25 @@ def test_one_by_one(name: str, tp: int) -> None:
         assert _parts(prefill(served, question, arithmetics, attention)) == _prompted(name, context, tp)
 
 
+def test_a_head_that_is_there_twice_is_read_once() -> None:
+    """Files of a tied model that hold the head beside the embedding; towers and layers for drafts are not read."""
+    served, question = _served("tied"), Question(gpus["h100"], context=4)
+    once = decode(served, question, ["bf16"] * len(served.groups), ["bf16"])
+    more = [
+        Matrix("lm_head", Role.LM_HEAD, (VOCABULARY, HIDDEN), split="column"),
+        Matrix("vision.proj", Role.VISION, (64, 64)), Matrix("mtp.proj", Role.MTP, (64, 64)),
+    ]  # fmt: skip
+    added = tuple(Group(matrix, None, 2 * matrix.parameters, BF16) for matrix in more)
+    twice = decode(
+        replace(served, groups=(*served.groups, *added)),
+        question,
+        ["bf16"] * (len(served.groups) + 3),
+        ["bf16"],
+    )
+    assert (twice.weights, twice.flops) == (once.weights, once.flops)
+    assert (once.gathered, twice.gathered) == (0, 2 * HIDDEN)
+
+
 def test_a_pipeline_is_the_sum_of_its_stages() -> None:
     served = _served("dense")
     question = Question(gpus["h100"], context=40)

@@ -136,9 +136,10 @@ def pairs(attention: Attention, context: int) -> int:
 
 
 def head(served: Served) -> Group | None:
-    """The group whose matrix gives the logits: the head, or the embedding that is one."""
-    role = Role.EMBEDDING if served.geometry.tied else Role.LM_HEAD
-    return next((group for group in served.groups if group.matrix.role is role), None)
+    """The group whose matrix gives the logits: the head, or else the embedding that is one. Files of a tied model may
+    hold the head once more."""
+    found = {group.matrix.role: group for group in reversed(served.groups)}
+    return found.get(Role.LM_HEAD) or (found.get(Role.EMBEDDING) if served.geometry.tied else None)
 
 
 def multiplied(group: Group, served: Served) -> bool:
