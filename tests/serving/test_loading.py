@@ -12,15 +12,22 @@ import pytest
 import toys
 from narrowcast.containers import containers
 from narrowcast.errors import CheckpointError, UsageError
+from narrowcast.hardware.gpus import gpus
 from narrowcast.jobs.quantize import plan, run
 from narrowcast.model.roles import Role
 from narrowcast.numbers.formats import BF16
 from narrowcast.serving.loading import load
+from narrowcast.serving.memory import memory
+from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.presets import presets
 
 DEMO = Path(__file__).parents[2] / "demo-output"
+UPSTREAM = sorted(
+    path.parent for path in (Path(__file__).parents[1] / "containers" / "upstream").glob("*/config.json")
+)
+GGUF = Path(__file__).parents[1] / "containers" / "gguf_upstream"
 WRITTEN = [
     name for name, row in containers.items() if row.spelling is not None and name not in ("plain", "mxfp4")
 ]
@@ -303,3 +310,54 @@ def test_public_configs_without_weights(tmp_path: Path, case: str) -> None:
     assert {(x.weight.name, x.input.name if x.input else None) for x in linears if x} == {(weight, inputs)}
     assert {g.scheme for g in found.groups if g.matrix.role not in (Role.ATTENTION, Role.MLP)} == {"bf16"}
     assert found.kv == ("fp8_e4m3" if case == "modelopt fp8" else None)
+
+
+# --- what other libraries wrote
+
+
+@pytest.mark.parametrize("folder", UPSTREAM, ids=lambda folder: folder.name)
+def test_headers_of_every_container_count_every_byte(folder: Path) -> None:
+    """Checkpoints that auto-round, AutoAWQ, bitsandbytes, compressed-tensors, GPTQModel, ModelOpt, Quark, torchao and
+    transformers wrote."""
+    found = load(folder)
+    assert found.nbytes == payload(folder)
+    assert all(group.nbytes > 0 and group.matrix.layers > 0 for group in found.groups)
+    assert found.kv_scales == (found.kv is not None)
+    assert memory(found, Question(gpus["l4"])).total <= found.nbytes + 64 * 64 * 2 * 2  # a padded vocabulary
+
+
+# What the config alone says otherwise than the files: an input's zero point, a block that ModelOpt's config has no word
+# for, MX scales held in floats, transforms that lie beside the model.
+OTHERWISE = ("modelopt_fp8_pb_wo", "native_fp8_block32_ue8m0", "compressed_tensors_spinquant_w4a16")
+
+
+@pytest.mark.parametrize("folder", UPSTREAM, ids=lambda folder: folder.name)
+def test_a_config_alone_says_the_schemes_of_the_files(folder: Path) -> None:
+    found = load(folder)
+    if found.container not in TOLD or found.geometry.attention == () or folder.name in OTHERWISE:
+        return
+    alone = load(folder / "config.json")
+    linear = {(g.matrix.name, g.scheme, g.matrix.layers) for g in found.groups}
+    assert {(g.matrix.name, g.scheme, g.matrix.layers) for g in alone.groups} == linear
+    assert alone.kv == found.kv
+
+
+@pytest.mark.parametrize(
+    "file", sorted(GGUF.rglob("*.gguf")), ids=lambda file: f"{file.parent.name}-{file.stem}"
+)
+def test_gguf_files_count_every_byte(file: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    found = load(file)
+    tensors = gguf.GGUFReader(file).tensors
+    weights = (tensor for tensor in tensors if not tensor.name.startswith("rope_"))  # tables of angles
+    assert found.nbytes == sum(int(tensor.n_bytes) for tensor in weights)
+    assert found.geometry.attention
+    if file.stem == "q8_0":
+        assert {g.scheme for g in found.groups} == {"Q8_0", "int8_g32"}
+
+
+def test_a_part_that_is_not_quantized_alone_is_told_to_be_part_of_a_directory(tmp_path: Path) -> None:
+    model = toys.llama(tmp_path / "model")
+    run(plan(model, tmp_path / "out", "fp8_dynamic"))
+    with pytest.raises(CheckpointError, match="give the directory"):
+        load(tmp_path / "out" / "model.safetensors")

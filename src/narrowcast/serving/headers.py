@@ -21,7 +21,7 @@ from narrowcast.errors import CheckpointError
 from narrowcast.jobs.coded import Logical, Opened, open_coded
 from narrowcast.model.geometry import Attention, Geometry, Matrix, Split
 from narrowcast.model.modules import Module
-from narrowcast.model.roles import Role, find_place, quantization_config
+from narrowcast.model.roles import Role, find_function, find_place, quantization_config
 from narrowcast.numbers.formats import BF16, FP32, Format, formats
 from narrowcast.serving.served import TOWERS, Group
 from narrowcast.store.checkpoint import Checkpoint, text_config
@@ -103,12 +103,12 @@ def read(checkpoint: Checkpoint, geometry: Geometry | None) -> Read:
     total = sum(blocks.get(name, ("", entry.nbytes))[1] for name, entry in checkpoint.entries.items())
     inside = {name for module in opened.modules for name in (module.tensor, module.bias) if name is not None}
     rest = [entry for name, entry in opened.entries.items() if name not in inside]
-    tower = [entry for entry in rest if _tower(entry.name, config)]
-    tower_bytes = sum(entry.nbytes for entry in tower)
+    tower = {entry.name: entry for entry in rest if _tower(entry.name, config)}
+    tower_bytes = sum(entry.nbytes for entry in tower.values())
     return Read(
         groups, tuple(_one(kind, found.module) for kind, found in kinds.items()),
         total - skipped - tower_bytes - sum(group.nbytes for group in groups), tower_bytes,
-        sum(prod(entry.shape) for entry in rest) - sum(prod(entry.shape) for entry in tower),
+        sum(prod(entry.shape) for entry in rest if entry.name not in tower and not _corrects(entry.name)),
         len({layer for kind, found in kinds.items() for layer in found.layers if layer and kind.role not in TOWERS}),
         opened.contents.kv, bool(opened.contents.cache_scales), opened.contents.container, tuple(notes),
     )  # fmt: skip
@@ -120,6 +120,12 @@ def _one(kind: Kind, module: Module) -> Module:
     if module.parts and kind.stack is None:
         return replace(module, name=name, shape=kind.shape, experts=None, orientation="out_in", parts=())
     return replace(module, name=name)
+
+
+def _corrects(name: str) -> bool:
+    """Whether a tensor is a router's correction, a buffer that no geometry counts."""
+    row = find_function(name)
+    return row is not None and row.role is Role.ROUTER
 
 
 def _tower(name: str, config: Mapping[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from narrowcast.numbers.formats import formats
 from narrowcast.serving import headers, told
 from narrowcast.serving.served import Group, Served
 from narrowcast.serving.written import Writing, representatives
+from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.store.folder import CONFIG, read_object
 from narrowcast.store.gguf import is_gguf
 from narrowcast.store.remote import fetch_config
@@ -99,14 +100,11 @@ def _from_headers(name: str, path: Path, preset: str | None, container: str | No
             shape = geometry(config)
         except CheckpointError as error:
             problem = error
-        found = headers.read(checkpoint, shape)
+        found = _read(checkpoint, shape, path)
         notes = [*found.notes]
         if shape is None:
             shape = headers.unknown(found, config)
-            notes.append(
-                f"what this model keeps of its context is not known: {problem.problem if problem else ''}"
-                + (f" ({problem.got})" if problem is not None and problem.got is not None else "")
-            )
+            notes.append(f"what this model keeps of its context is not known: {_why(problem, bool(config))}")
         else:
             notes += [*shape.notes, *headers.agree(found, shape, checkpoint.root)]
         kv, scales = _cache(found.kv, found.kv_scales)
@@ -118,6 +116,26 @@ def _from_headers(name: str, path: Path, preset: str | None, container: str | No
             _refuse_preset(name, preset, found.container)
             return served
         return _written(served, preset, container, config, found.modules)
+
+
+def _read(checkpoint: Checkpoint, shape: Geometry | None, path: Path) -> headers.Read:
+    """The headers; of one file of a quantized model the directory says more."""
+    try:
+        return headers.read(checkpoint, shape)
+    except CheckpointError as error:
+        if path.is_file() and (path.parent / CONFIG).is_file() and not checkpoint.config:
+            raise CheckpointError(
+                error.problem, where=path, got=error.got, wanted=f"the {CONFIG} that explains them",
+                remedy=f"give the directory, {path.parent}",
+            ) from None  # fmt: skip
+        raise
+
+
+def _why(problem: InputError | None, config: bool) -> str:
+    """Why there is no geometry."""
+    if problem is None or not config:
+        return f"there is no {CONFIG}"
+    return f"{problem.problem} ({problem.got})" if problem.got is not None else problem.problem
 
 
 def _cache(kv: str | None, scales: bool) -> tuple[str | None, bool]:

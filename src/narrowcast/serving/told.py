@@ -21,11 +21,13 @@ from narrowcast.containers import containers
 from narrowcast.containers.compressed_tensors.config import arguments
 from narrowcast.containers.compressed_tensors.groups import Groups
 from narrowcast.containers.compressed_tensors.read import input_scheme, told_tile
+from narrowcast.containers.compressed_tensors.spellings import spell
 from narrowcast.containers.contents import Source, left_alone
 from narrowcast.containers.detect import BESIDE, open_source
 from narrowcast.containers.modelopt.config import KV, excluded, labels
 from narrowcast.containers.modelopt.spellings import ALGORITHMS
 from narrowcast.containers.skipped import skipped_by
+from narrowcast.containers.spelling import Spelling
 from narrowcast.errors import CheckpointError, UsageError
 from narrowcast.model.geometry import Geometry, Matrix
 from narrowcast.model.modules import Module
@@ -40,17 +42,20 @@ from narrowcast.tensors.storage import stored_scheme
 
 # What a layer of that name and role computes, or None where it is not quantized.
 Layer = Callable[[str, Role], LinearScheme | None]
+_BYTEWISE = ("int-quantized", "naive-quantized")
 _KEYS = ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure")
 
 
 @dataclass(frozen=True)
 class Said:
-    """A container's name, the cache that the config asks for, and what it says of each layer."""
+    """A container's name, the cache that the config asks for, what it says of each layer, and the format of
+    compressed-tensors that stores narrow codes a byte each, where it names one."""
 
     container: str
     kv: str | None
     layer: Layer
     config: Mapping[str, Any]
+    format: str | None = None
 
     def groups(self, geometry: Geometry, dtype: Format) -> tuple[tuple[Group, ...], list[str]]:
         """The groups of a model; a matrix whose layers differ becomes one group for each scheme."""
@@ -84,13 +89,24 @@ class Said:
     def _group(self, matrix: Matrix, linear: LinearScheme | None, dtype: Format) -> Group:
         if linear is None:
             return Group(matrix, None, matrix.parameters * dtype.bits // 8, dtype)
-        try:
-            size, word = nbytes(containers[self.container], linear, matrix.shape, dtype)
-        except UsageError:  # a spelling that is only read
-            n, k = matrix.shape
-            size, word = round(linear.weight.bits_per_weight(matrix.shape) * n * k / 8), ""
+        how = self._spelling(linear, dtype)
+        n, k = matrix.shape
+        size = (
+            nbytes(how, linear, (n, k)) if how else round(linear.weight.bits_per_weight((n, k)) * n * k / 8)
+        )
         each = size + matrix.bias * dtype.bits // 8
-        return Group(matrix, linear, matrix.layers * matrix.experts * each, dtype, word or None)
+        word = how.format if how is not None else None
+        return Group(matrix, linear, matrix.layers * matrix.experts * each, dtype, word)
+
+    def _spelling(self, linear: LinearScheme, dtype: Format) -> Spelling | None:
+        """How the container writes a layer: under the config's own format; None where it is only read."""
+        if self.format is not None:
+            return spell(self.format, linear.weight, linear)
+        spelling = containers[self.container].spelling
+        try:
+            return spelling(linear, dtype) if spelling is not None else None
+        except UsageError:
+            return None
 
 
 def said(config: Mapping[str, Any], beside: Path | None) -> Said | None:
@@ -106,7 +122,8 @@ def said(config: Mapping[str, Any], beside: Path | None) -> Said | None:
     for name, reader in _READERS.items():
         if containers[name].claims(source):
             layer, kv = reader(source)
-            return Said(name, kv, layer, config)
+            wide = block.get("format") if name == "compressed-tensors" else None
+            return Said(name, kv, layer, config, wide if wide in _BYTEWISE else None)
     raise CheckpointError(
         "a config of this method does not say how its layers are stored", where=folder,
         got=block.get("quant_method") or block.get("quant_algo"), wanted=", ".join(_READERS),

@@ -15,15 +15,13 @@ from math import prod
 from typing import Any
 
 from narrowcast.containers import containers
-from narrowcast.containers.container import Container
-from narrowcast.containers.spelling import Place
+from narrowcast.containers.spelling import Place, Spelling
 from narrowcast.errors import UsageError
 from narrowcast.model.geometry import Matrix
 from narrowcast.model.modules import Module, modules, stack_orientation
 from narrowcast.model.recipe import Recipe
 from narrowcast.model.resolve import resolve
 from narrowcast.model.roles import Role
-from narrowcast.numbers.formats import Format
 from narrowcast.serving.served import Group
 from narrowcast.tensors.presets import LinearScheme, Preset
 
@@ -52,19 +50,13 @@ def stacked(matrix: Matrix) -> bool:
     return matrix.experts > 1 and ".experts.*." not in matrix.name
 
 
-def nbytes(
-    container: Container, linear: LinearScheme, shape: tuple[int, int], dtype: Format
-) -> tuple[int, str]:
-    """Bytes of one matrix [N, K] of ``dtype`` after quantization, and the container's word for it. UsageError where
-    the container has no spelling for the layer."""
-    if container.spelling is None:
-        raise UsageError(f"{container.name} is not written", wanted="a container that is")
-    how = container.spelling(linear, dtype)
+def nbytes(how: Spelling, linear: LinearScheme, shape: tuple[int, int]) -> int:
+    """Bytes of one matrix [N, K] in this spelling, without parts that nobody has to write."""
     absent = {part.piece for part in how.parts if part.optional}
     if not linear.calibrated:
         absent.add("input")
     specs = how.without(*absent).specs(Place("", shape[0]), shape[1])
-    return sum(prod(spec.shape) * spec.dtype.bits // 8 for spec in specs), how.format
+    return sum(prod(spec.shape) * spec.dtype.bits // 8 for spec in specs)
 
 
 class Writing:
@@ -107,13 +99,13 @@ class Writing:
         linear = (fitting or self.preset).linear
         n, k = matrix.shape
         rows = [len(range(part.start, part.stop, part.step)) for part in module.parts] or [n]
-        height, width = self.container.spelling(linear, group.dtype).multiples
+        how = self.container.spelling(linear, group.dtype)
+        height, width = how.multiples
         if fitting is None or k % width or any(size % height for size in rows):
             self.notes.append(
                 f"{matrix.name} stays wide: {linear.weight.name} cannot divide its {n} x {k}, "
                 "and quantize asks to keep it"
             )
             return group
-        sizes = [nbytes(self.container, linear, (size, k), group.dtype) for size in rows]
-        each = sum(size for size, _ in sizes) + matrix.bias * group.dtype.bits // 8
-        return replace(group, linear=linear, nbytes=matrix.layers * matrix.experts * each, format=sizes[0][1])
+        each = sum(nbytes(how, linear, (size, k)) for size in rows) + matrix.bias * group.dtype.bits // 8
+        return replace(group, linear=linear, nbytes=matrix.layers * matrix.experts * each, format=how.format)
