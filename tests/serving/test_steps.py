@@ -398,6 +398,9 @@ def test_gain_is_bytes_against_the_models_own_dtype() -> None:
     assert found.gain == wide.moved / found.decode.traffic.moved
     assert found.weights_gain == wide.weights / found.decode.traffic.weights
     assert 1.9 < found.weights_gain < found.gain + 0.1 < 2.1
+    # The same of formats that are no scheme of ours, such as GGUF's.
+    named = replace(halved, groups=tuple(replace(g, linear=None, format="Q8_0") for g in halved.groups))
+    assert steps(named, Question(gpus["h100"], context=40, batch=2)).gain == found.gain
 
 
 def test_plain_data() -> None:

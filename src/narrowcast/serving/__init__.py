@@ -4,7 +4,8 @@
     question   the GPU, how many, how long and how many at once
     paths      the kernel of each group, and the attention's arithmetic
     memory     weights, cache and the rest; tokens and sequences that fit
-    steps      lower bounds of a decode step and of a prefill
+    traffic    bytes and FLOP of one step on one GPU
+    steps      lower bounds of a decode step and of a prefill; side_by_side: the same in eight formats
     splits     which ways of spreading the model over GPUs keep it whole
     choice     presets ranked for this model and this GPU
     command    the engine's command line, each flag with its reason

@@ -234,11 +234,11 @@ def crossover(at: Callable[[int], Traffic], gpu: GPU) -> int | None:
 
 
 def unquantized(served: Served) -> Served:
-    """The same model with every weight and the cache in its own dtype."""
+    """The same model with the cache and every weight that is stored in less in its own dtype."""
     bits = formats[served.geometry.dtype].bits
     groups = tuple(
         replace(group, linear=None, nbytes=group.matrix.parameters * bits // 8)
-        if group.linear is not None
+        if group.bits < bits
         else group
         for group in served.groups
     )
