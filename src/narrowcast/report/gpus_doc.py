@@ -40,8 +40,8 @@ HERE = """\
 `narrowcast gpus --here`, and `--gpu here` of other verbs: what nvidia-smi, amd-smi or rocm-smi lists, with the memory
 that the driver reports. A card without a row keeps what the driver says, and its bandwidth and peaks are unknown.
 Without a GPU it is the processor: for about a second its bandwidth is measured, reading and copying arrays of several
-last caches with all threads; the better of both medians counts, and other work on the machine lowers it. From Python:
-`narrowcast.hardware.own_gpus.named(NAME, FILE)`."""
+last caches with all threads. The fastest pass counts, and the median is told beside it: other work on the machine
+lowers both. From Python: `narrowcast.hardware.own_gpus.named(NAME, FILE)`."""
 
 
 def doc_rows(sources: list[Source]) -> tuple[list[str], list[tuple[str, ...]]]:
