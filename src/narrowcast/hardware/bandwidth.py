@@ -4,11 +4,10 @@
     copy  =  (bytes read + written) / s  one array into another
 
 Arrays are several times the last cache, so that a pass finds nothing of the one before; each thread has its own part,
-and a pass ends when the last thread has. The fastest pass counts, because a floor is made of it, and nothing but the
-memory makes a pass slow that is not something else's doing; the median pass is told beside it. What a processor reads of a line before it
-overwrites it (write-allocate) is not counted: copies of this size go around the caches where the C library can. The
-better of both is the bandwidth: a step that streams weights mostly reads, but numpy reads with one core what two could
-carry.
+and a pass ends when the last thread has. The fastest pass counts, because a floor is made of it: other work can only
+make passes slower. The median pass is told beside it. What a processor reads of a line before it overwrites it
+(write-allocate) is not counted: copies of this size go around the caches where the C library can. The better of both
+kinds is the bandwidth: a step that streams weights mostly reads, but numpy does not read as fast as every machine can.
 
 Source of the method: McCalpin, "Memory Bandwidth and Machine Balance" (1995), whose rules on sizes are kept.
 """
