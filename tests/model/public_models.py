@@ -10,7 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Public:
-    """A published model: ``parameters`` as published, of which ``beside`` are outside the text model; ``active`` in
+    """A published model: ``parameters`` as published, of which ``beside`` are outside the text model and
+    ``buffers`` no parameters; ``active`` in
     billions with ``rounding``, ``embedding`` counted or not; ``kv`` bytes per token at two bytes per element."""
 
     name: str
@@ -19,6 +20,7 @@ class Public:
     kv: int
     config: dict[str, Any]
     beside: int = 0
+    buffers: int = 0
     active: float | None = None
     rounding: float = 0.05
     embedding: bool = False
