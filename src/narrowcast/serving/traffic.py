@@ -24,8 +24,8 @@
     pipeline          a step passes all stages, one after the other: the sum over stages is what one stage would take
 
 Everything here is the least that must be done. Left out: activations, softmax and other element-wise work, the FLOP of
-recurrences (a few for each element of a state) and of indexers, communication, layers whose cache a mode keeps wide, and
-that a cache on the chip could keep something from one step to the next, which models of some ten megabytes do.
+recurrences (a few for each element of a state) and of indexers, communication, layers whose cache a mode keeps wide,
+and that a cache on the chip could keep something from one step to the next, which models of some ten megabytes do.
 """
 
 from __future__ import annotations
