@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from narrowcast.model.families.blocks import Decoder, attention_kinds
 from narrowcast.model.families.fields import Fields
-from narrowcast.model.geometry import Attention, Geometry, Keeps, Matrix
+from narrowcast.model.geometry import Attention, Geometry, Keeps, Matrix, Split
 from narrowcast.model.roles import Role
 
 Heads = tuple[int, int, int]
@@ -31,14 +31,19 @@ def gemma3n(fields: Fields) -> Geometry:
     for inner, count in Counter(_widths(fields, model.layers)).items():
         model.gated(count, inner)
     streams, rank, hidden = fields.count("altup_num_inputs"), fields.count("laurel_rank"), model.hidden
-    for name, shape in (
-        ("altup.correction_coefs", (streams, streams)), ("altup.prediction_coefs", (streams**2, streams)),
-        ("altup.modality_router", (streams, hidden)), ("laurel.linear_left", (rank, hidden)),
-        ("laurel.linear_right", (hidden, rank)),
-    ):  # fmt: skip
-        model.linear(name, Role.OTHER, shape, model.layers)
+    rows: list[tuple[str, tuple[int, int], Split]] = [
+        ("altup.correction_coefs", (streams, streams), "whole"),
+        ("altup.prediction_coefs", (streams**2, streams), "whole"),
+        ("altup.modality_router", (streams, hidden), "whole"),
+        ("laurel.linear_left", (rank, hidden), "column"),
+        ("laurel.linear_right", (hidden, rank), "row"),
+    ]
+    for name, shape, split in rows:
+        model.linear(name, Role.OTHER, shape, model.layers, split)
     for name in ("altup_projections.*", "altup_unembed_projections.*"):
-        model.matrices.append(Matrix(f"{model.root}.{name}", Role.OTHER, (hidden, hidden), streams - 1))
+        model.matrices.append(
+            Matrix(f"{model.root}.{name}", Role.OTHER, (hidden, hidden), streams - 1, split="column")
+        )
     _inputs(model)
     model.norms(4)
     model.vectors += 3 * model.layers * hidden  # scale and norm of AltUp, norm of LAuReL
@@ -130,7 +135,7 @@ def _inputs(model: Decoder) -> None:
         ("embed_tokens_per_layer", Role.EMBEDDING, (rows, layers * each)),
         ("per_layer_model_projection", Role.OTHER, (layers * each, hidden)),
     ):
-        model.matrices.append(Matrix(f"{model.root}.{name}", role, shape))
+        model.matrices.append(Matrix(f"{model.root}.{name}", role, shape, split="column"))
     model.vectors += layers * hidden + each  # a norm of each layer, and one of the inputs
 
 

@@ -120,7 +120,7 @@ def delta_net(
     model: Decoder, layers: int, leaves: Sequence[Sequence[str]], prefix: str = "linear_attn."
 ) -> None:
     """A gated delta net. ``leaves``: names on disk and the parts that each holds, of q k v z (as one or two
-    matrices) and of b a."""
+    matrices) and of b a. The pieces say how many rows a part has; Qwen3-Next's files hold them key head by key head."""
     fields, hidden = model.fields, model.hidden
     keys, values, kd, vd, kernel = (
         fields.count(f"linear_{name}")
