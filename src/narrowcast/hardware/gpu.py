@@ -9,6 +9,9 @@ E4M3FN byte means half as much there.
     peak      what the vendor prints for dense operands, accumulated in FP32 where the card has a choice
     achieved  what the largest products reached in published measurements
 
+Where sources disagree, memory and peaks are the lower number and bandwidth is the upper, by which a bound on a step
+that waits for bytes stays one; a note names the other.
+
 Every number has a source and the day on which that source was read. Left out: rates for operands of which half are
 zero, twice as much on marketing pages.
 """

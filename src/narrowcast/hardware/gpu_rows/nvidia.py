@@ -132,12 +132,12 @@ ROWS: tuple[GPU, ...] = (
                "bf16 fp16 fp8 int8"},
     ),
     row(
-        "b100", "sm100", 192, 7.7,
+        "b100", "sm100", 192, 8.0,
         fp32=60, tf32=875, bf16=1750, fp16=1750, fp8=3500, int8=3500, fp6=3500, fp4=7000, source=HMC,
         notes={RANGE: "bandwidth", SPARSE: "bf16 fp16 fp8 int8 fp6 fp4"},
     ),
     row(
-        "b200", "sm100", 180, 7.7, achieved={"bf16": 1745, "fp8": 3432},
+        "b200", "sm100", 180, 8.0, achieved={"bf16": 1745, "fp8": 3432},
         fp32=75, tf32=1125, bf16=2250, fp16=2250, fp8=4500, int8=4500, fp6=4500, fp4=9000,
         sources={"fp32": BLACKWELL_BRIEF, "memory bandwidth": BLACKWELL_SHEET},
         notes={RANGE: "bandwidth", "FP32 is given as 75 and as 80 TFLOPS": "fp32",

@@ -31,7 +31,7 @@ INT8_SLOW = (
     "INT8 is given as about 0.15 POPS by NVIDIA's Blackwell brief and as 4500 TOPS by a collection of datasheets; "
     "count on the slow one"
 )
-RANGE = "bandwidth is published as 7.7 to 8.0 TB/s"
+RANGE = "bandwidth is published as 7.7 to 8.0 TB/s; floors take the upper end"
 SPARSE = "pages that print twice these rates count products with half of the operands zero"
 CLOCKS = "the printed rates are below what its clock allows: short runs of large products go above them"
 NVLINK = "sold with a narrower NVLink, which tensor parallelism feels"
