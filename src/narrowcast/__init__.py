@@ -5,6 +5,7 @@
     narrowcast.convert("out", "plain", "plain")                        into another container
     narrowcast.compare("SmolLM2-135M", "out").worst[0].sqnr            what that changed
     narrowcast.audit("out", against="SmolLM2-135M").passed             whether anything is silently wrong
+    narrowcast.plan("out", gpu="L4").memory.tokens                     what runs, how fast at most, what fits
     q = narrowcast.quantize_tensor(x, "nvfp4")                         one tensor in memory
     narrowcast.dequantize(q), narrowcast.error_report(x, q)
     narrowcast.formats["e2m1"].max, narrowcast.schemes["mxfp4"], narrowcast.presets["w4a16"]
@@ -22,7 +23,16 @@ from narrowcast._version import __version__
 
 if TYPE_CHECKING:
     from narrowcast import audit, errors
-    from narrowcast.api import compare, convert, dequantize, error_report, quantize, quantize_tensor, recode
+    from narrowcast.api import (
+        compare,
+        convert,
+        dequantize,
+        error_report,
+        plan,
+        quantize,
+        quantize_tensor,
+        recode,
+    )
     from narrowcast.numbers.formats import formats
     from narrowcast.runtime.fakequant import fake_quantize
     from narrowcast.studies.verdict import verdict
@@ -36,6 +46,7 @@ _HOMES = {
     "error_report": "narrowcast.api",
     "fake_quantize": "narrowcast.runtime.fakequant",
     "formats": "narrowcast.numbers.formats",
+    "plan": "narrowcast.api",
     "presets": "narrowcast.tensors.presets",
     "quantize": "narrowcast.api",
     "quantize_tensor": "narrowcast.api",
@@ -46,7 +57,7 @@ _HOMES = {
 
 __all__ = [
     "__version__", "audit", "compare", "convert", "dequantize", "error_report", "errors", "fake_quantize", "formats",
-    "presets", "quantize", "quantize_tensor", "recode", "schemes", "verdict",
+    "plan", "presets", "quantize", "quantize_tensor", "recode", "schemes", "verdict",
 ]  # fmt: skip
 
 

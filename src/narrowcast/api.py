@@ -21,6 +21,7 @@ from narrowcast.tensors.schemes import Scheme, schemes
 if TYPE_CHECKING:
     from narrowcast.jobs.compare import Comparison
     from narrowcast.jobs.quantize import Result
+    from narrowcast.serving.plan import Plan
 
 _DTYPES: dict[str, Format] = {
     "float32": FP32, "fp32": FP32, "float16": FP16, "fp16": FP16, "bfloat16": BF16, "bf16": BF16,
@@ -67,6 +68,22 @@ def compare(a: str | Path, b: str | Path, **options: Any) -> Comparison:
     from narrowcast.jobs.compare import compare as run
 
     return run(a, b, **options)
+
+
+def plan(model: str | Path, gpu: str = "here", **options: Any) -> Plan:
+    """What will really run on a GPU, how fast at most, what fits, what to choose and what not to do; from the config
+    and headers alone.
+
+        narrowcast.plan("MODEL", gpu="L4", preset="fp8_dynamic", context=32768, batch=16).memory.tokens
+
+    ``gpu`` is a name, or ``here`` for this machine's. Options are those of the command: ``engine``, ``tp``, ``pp``,
+    ``ep``, ``context``, ``batch``, ``preset`` (a name or several), ``container``, ``kv``, ``utilisation``,
+    ``evaluations``, ``gpus``. Times are lower bounds in seconds, sizes bytes. Raises UsageError for names that there
+    are not, InputError for a model that is not what it claims to be.
+    """
+    from narrowcast.serving.plan import plan as run
+
+    return run(model, gpu, **options)
 
 
 def quantize_tensor(x: Any, scheme: str | Scheme) -> QTensor:

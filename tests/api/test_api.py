@@ -25,7 +25,7 @@ X = np.random.default_rng(0).standard_normal((48, 128)).astype(np.float32)
 def test_all_is_what_is_meant_to_be_public() -> None:
     assert narrowcast.__all__ == [
         "__version__", "audit", "compare", "convert", "dequantize", "error_report", "errors", "fake_quantize",
-        "formats", "presets", "quantize", "quantize_tensor", "recode", "schemes", "verdict",
+        "formats", "plan", "presets", "quantize", "quantize_tensor", "recode", "schemes", "verdict",
     ]  # fmt: skip
     assert all(getattr(narrowcast, name) is not None for name in narrowcast.__all__)
     assert dir(narrowcast) == sorted(narrowcast.__all__)

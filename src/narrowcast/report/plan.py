@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from narrowcast.hardware.cost import column
 from narrowcast.hardware.engines import engines
 from narrowcast.report.plan_choice import choice_lines
 from narrowcast.report.plan_room import TOKENS, counted, memory_lines, split_lines
@@ -69,7 +70,8 @@ def subject(plan: Plan) -> str:
 
 def headline(plan: Plan) -> list[str]:
     """What fits, what really runs in low precision, and how fast it can be at most."""
-    said = " ".join((_fits(plan), _runs(plan), _bounds(plan)))
+    starts = deciding(plan.kernels).path.refusal is None and plan.question.tp in plan.splits.tp
+    said = " ".join((_fits(plan), _runs(plan), *([_bounds(plan)] if starts else [])))
     return [*hanging(f"{subject(plan)}"), *hanging(f"  {said}")]
 
 
@@ -77,10 +79,11 @@ def _runs(plan: Plan) -> str:
     """What the deciding layers compute in."""
     row = deciding(plan.kernels)
     kernel = f" ({row.path.kernels[0]})" if row.path.kernels else ""
+    refusal = row.path.refusal or plan.splits.first.get(plan.question.tp)
+    if refusal is not None:
+        return f"It does not start: {refusal}."
     if row.conditions is None:
         return f"Nothing is quantized: products are in {row.path.arithmetic}."
-    if row.path.refusal is not None:
-        return f"It does not start: {row.path.refusal}."
     return f"{', '.join(row.names)}: {row.verdict}{kernel}."
 
 
@@ -170,13 +173,15 @@ def _rate(value: float | None) -> str:
 def _waits(step: Step) -> str:
     if step.bound.bound is None:
         return "-"
-    word = "bytes" if step.bound.bound == "memory" else "arithmetic"
-    return f"{word}, as far as known" if step.bound.unknown else word
+    return "bytes" if step.bound.bound == "memory" else "arithmetic"
 
 
 def _beside(plan: Plan) -> Iterable[str]:
     """Crossover, experts, ridge points and what the bytes gain."""
     steps, row = plan.steps, deciding(plan.kernels)
+    unknown = dict.fromkeys((*steps.decode.bound.unknown, *steps.prefill.bound.unknown))
+    if unknown:
+        yield f"The peak of {plan.question.gpu.name} in {', '.join(unknown)} is not known: only bytes bound the time."
     yield _crossover(steps)
     for kind in steps.experts:
         yield (
@@ -198,8 +203,9 @@ def _beside(plan: Plan) -> Iterable[str]:
 
 
 def _shown(plan: Plan) -> set[str]:
-    """Ridges of the arithmetic that runs, and of 16 bits."""
-    return {"bf16", "fp16"} & {plan.served.geometry.dtype} | set(plan.steps.decode.traffic.flops)
+    """Columns of the peaks that bound a step and a prompt."""
+    words = (*plan.steps.decode.traffic.flops, *plan.steps.prefill.traffic.flops)
+    return {column(plan.question.gpu, word) for word in words}
 
 
 def _crossover(steps: Steps) -> str:

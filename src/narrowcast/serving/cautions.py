@@ -320,11 +320,13 @@ def _unity(case: Case) -> Said | None:
         mode.scales == "none" or mode.name == "fp8_e5m2" or case.served.kv_scales
     ):  # E5M2 reaches 57344 without one
         return None
+    latent = any(a.kind == "latent" for a in case.served.geometry.attention)
     return (
-        f"a {mode.name} cache without scales",
+        f"a cache in {mode.name} without scales",
         "the checkpoint brings none, and engines take 1.0 without asking: what lies beyond the format's largest value "
         "is clipped",
-        "`narrowcast calibrate-kv`, or a mode whose scales are made on the fly (fp8_per_token_head)",
+        "`narrowcast calibrate-kv`"
+        + ("" if latent else ", or a mode whose scales are made on the fly (fp8_per_token_head)"),
     )
 
 

@@ -29,7 +29,7 @@ from narrowcast.serving.paths import Attends, Kernels, attends, kernels
 from narrowcast.serving.question import UTILISATION, Question
 from narrowcast.serving.served import Served
 from narrowcast.serving.side_by_side import SideBySide, side_by_side
-from narrowcast.serving.splits import Splits, splits
+from narrowcast.serving.splits import SIZES, Splits, splits
 from narrowcast.serving.steps import Steps, steps
 from narrowcast.serving.variants import Variants
 from narrowcast.tensors.presets import presets
@@ -161,14 +161,14 @@ def plan(
 def _plan(
     served: Served, question: Question, ranked: Choice | None, own: Quality | None, assumed: tuple[str, ...]
 ) -> Plan:
-    rows = kernels(served, question)
+    rows, room = kernels(served, question), memory(served, question)
     bounds = steps(served, question, rows)
-    room = memory(served, question)
     case = Case(served, question, bounds.crossover or bounds.crossover_weights)
+    sizes = tuple(sorted({*SIZES, question.tp}))
     return Plan(
         served, question, rows, attends(served, question), room, tuple(_caches(served, question, room)), bounds,
         steps(served, replace(question, batch=1), rows), side_by_side(served, question),
-        splits(served, question.engine, question.gpu, ep=question.ep), ranked, own, cautions(case),
+        splits(served, question.engine, question.gpu, ep=question.ep, sizes=sizes), ranked, own, cautions(case),
         command(served, question) if question.engine in DIALECTS else None, assumed,
     )  # fmt: skip
 
