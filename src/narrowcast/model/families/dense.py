@@ -74,8 +74,8 @@ Sliding = Callable[[Fields, int], Iterable[int]]
 class Dense:
     """What tells a dense family from Llama: ``norms`` as wide as the model in each layer (``norm_bias``: LayerNorms
     with biases), the ``norm`` of queries and keys (a pair: where that switch is on), biases of q, k and v (``bias``),
-    of the output (``o``) and of the network (``mlp``), its ``leaves``, q, k and v ``fused`` on disk, the default of
-    ``tied``, ``dim`` as in ``Decoder.heads``, and the rule of ``sliding`` layers."""
+    of the output (``o``), of the network (``mlp``) and of the ``head``, the network's ``leaves``, q, k and v ``fused``
+    on disk, the default of ``tied``, ``dim`` as in ``Decoder.heads``, and the rule of ``sliding`` layers."""
 
     norms: int = 2
     norm: str | tuple[str, str] = ""
@@ -84,6 +84,7 @@ class Dense:
     bias: Switch = ("attention_bias", False)
     o: Switch = ("attention_bias", False)
     mlp: Switch = False
+    head: Switch = False
     leaves: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     fused: bool = False
     tied: bool = False
@@ -93,6 +94,7 @@ class Dense:
     def __call__(self, fields: Fields) -> Geometry:
         """The geometry of a config of this family."""
         model = Decoder(fields, tied=self.tied)
+        model.head_bias = on(fields, self.head)
         self.attend(model)
         self.network(model)
         model.norms(self.norms, bias=self.norm_bias, last=self.last)
@@ -136,6 +138,7 @@ _QWEN2 = Dense(bias=True, o=False, sliding=late)
 _QWEN3 = Dense(norm="head", dim=True, sliding=late)
 _GLM = Dense(bias=("attention_bias", True), o=False, leaves=("gate_up_proj", "down_proj"))
 _COHERE = Dense(norms=1, norm=("use_qk_norm", "whole"), tied=True)
+_ERNIE: Switch = ("use_bias", False)
 _BIASED: Switch = ("use_bias", True)
 
 FAMILIES: dict[str, Callable[[Fields], Geometry]] = {
@@ -162,6 +165,9 @@ FAMILIES: dict[str, Callable[[Fields], Geometry]] = {
     "gemma3": Dense(norms=4, norm="head", tied=True, dim=True, sliding=six),
     "glm": _GLM,
     "glm4": replace(_GLM, norms=4),
+    "glm4v": replace(_GLM, norms=4, bias=True),
+    "ernie4_5": Dense(bias=_ERNIE, o=_ERNIE, mlp=_ERNIE, tied=True),
+    "hunyuan_v1_dense": Dense(norm="head"),
     "olmo": Dense(norms=0, last=False),
     "olmo2": Dense(norm="whole"),
     "olmo3": Dense(norm="whole", sliding=four),

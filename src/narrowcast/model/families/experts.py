@@ -196,18 +196,23 @@ _QWEN3 = Mixture(norm="head", sliding=late, sparse=stepped)
 _GLM = Mixture(o=False, norm=("use_qk_norm", "head"), sparse=after_first, shared="mlp.shared_experts.")
 _GRANITE = Mixture(width="intermediate_size", router="block_sparse_moe.router.layer", place="block_sparse_moe.",
                    matrices=("input_linear", "output_linear"))  # fmt: skip
+_OLMOE = Mixture(norm="whole", width="intermediate_size")
 _DEEPSEEK = Latent()
 _BIASED: Switch = ("attention_bias", True)
 
 FAMILIES: dict[str, Callable[[Fields], Geometry]] = {
     "mixtral": _MIXTRAL,
     "minimax_m2": replace(_MIXTRAL, norm="whole", dim=True, sliding=nowhere),
-    "olmoe": Mixture(norm="whole", width="intermediate_size"),
+    "phimoe": replace(_MIXTRAL, norm_bias=True, bias=("attention_bias", False), o=("attention_bias", False),
+                      head=("lm_head_bias", False)),
+    "olmoe": _OLMOE,
+    "flex_olmo": _OLMOE,
     "qwen2_moe": _QWEN2,
     "qwen3_moe": replace(_QWEN3, dim=True),
     "qwen3_vl_moe": replace(_QWEN3, dim=True, place="mlp.experts.", matrices=_STACK),
     "qwen3_omni_moe": replace(_QWEN3, dim=True),
     "glm4_moe": _GLM,
+    "glm4v_moe": replace(_GLM, bias=_BIASED, norm=""),
     "dots1": replace(_GLM, o=("attention_bias", False), norm="head"),
     "granitemoe": _GRANITE,
     "granitemoeshared": replace(_GRANITE, shared="shared_mlp.", shared_width="shared_intermediate_size",

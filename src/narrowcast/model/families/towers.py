@@ -45,6 +45,8 @@ TOWERS: Mapping[str, Tower] = {
     "qwen2_vl": Tower("qwen2_vl_text"),
     "qwen2_5_vl": Tower("qwen2_5_vl_text"),
     "gemma3n": Tower("gemma3n_text", _PART),
+    "glm4v": Tower("glm4v_text", _PART),
+    "glm4v_moe": Tower("glm4v_moe_text", _PART),
     "gemma4": Tower("gemma4_text", _PART),
     "qwen3_vl": Tower("qwen3_vl_text", _PART),
     "qwen3_vl_moe": Tower("qwen3_vl_moe_text", _PART),
