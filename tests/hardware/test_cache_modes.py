@@ -28,6 +28,11 @@ def test_latents_take_what_vllms_specs_say(case: dict) -> None:
     assert CACHE_MODES[case["mode"]].latent_bytes(case["dim"]) == case["bytes"]
 
 
+def test_an_odd_slot_is_filled_up() -> None:
+    """vLLM 0.32, TurboQuantConfig.slot_size_aligned: ⌈12·3/8⌉ + 2 and ⌈12·4/8⌉ + 4 are 17."""
+    assert CACHE_MODES["turboquant_k3v4_nc"].head_bytes(12, 12) == 18
+
+
 def test_every_name_of_vllm_has_a_row() -> None:
     named = {word for row in CACHE_MODES.values() for word in row.engines.get("vllm", ())}
     assert named - {"from a compressed-tensors checkpoint with strategy attn_head"} == set(FOUND["modes"])

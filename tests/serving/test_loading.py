@@ -186,6 +186,50 @@ def test_a_real_model_is_forecast_to_the_byte(preset: str) -> None:
     assert found.geometry.parameters == 134_515_008
 
 
+def test_a_tied_head_that_is_stored_counts_once(tmp_path: Path) -> None:
+    shapes = toys.llama_shapes(head=True)
+    model = toys.write(tmp_path / "model", toys.weights(shapes), toys.llama_config(tie_word_embeddings=True))
+    found = load(model)
+    assert found.nbytes == payload(model) - 64 * 128 * 2
+    assert Role.LM_HEAD not in {g.matrix.role for g in found.groups}
+    assert "engines load one of them" in found.notes[0]
+
+
+def test_biases_count_with_their_matrices(tmp_path: Path) -> None:
+    shapes = toys.llama_shapes(hidden=256, inner=384)
+    for name in list(shapes):
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            shapes[name.replace("weight", "bias")] = (shapes[name][0],)
+    config = toys.llama_config(hidden=256, inner=384, model_type="qwen2", architectures=["Qwen2ForCausalLM"])
+    model = toys.write(tmp_path / "model", toys.weights(shapes), config)
+    run(plan(model, tmp_path / "out", "fp8_dynamic"))
+    found = load(tmp_path / "out")
+    q = next(g for g in found.groups if g.matrix.leaf == "q_proj")
+    assert (q.matrix.bias, q.nbytes) == (256, 2 * (256 * 256 + 4 * 256 + 2 * 256))
+    assert found.notes == ()
+    for ahead in (load(model, preset="fp8_dynamic"), load(model / "config.json", preset="fp8_dynamic")):
+        assert groups(ahead) == groups(found)
+    assert groups(load(tmp_path / "out" / "config.json")) == groups(found)
+
+
+@pytest.mark.parametrize(
+    ("container", "preset"),
+    [("gptq", "w4a16"), ("awq", "w4a16_asym"), ("fp8", "fp8_block"), ("modelopt", "fp8_dynamic"),
+     ("compressed-tensors", "nvfp4a16")],
+)  # fmt: skip
+def test_configs_name_what_is_kept(tmp_path: Path, container: str, preset: str) -> None:
+    model = toys.llama(tmp_path / "model", hidden=256, inner=384)
+    keep = [
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.0.self_attn.k_proj",
+        "model.layers.0.self_attn.v_proj",
+    ]
+    run(plan(model, tmp_path / "out", preset, container=container, ignore=keep))
+    found = load(tmp_path / "out")
+    assert {g.matrix.layers for g in found.groups if g.matrix.leaf == "q_proj"} == {1}
+    assert groups(load(tmp_path / "out" / "config.json")) == groups(found)
+
+
 def test_mixed_and_ignored_layers_are_groups_of_their_own(tmp_path: Path) -> None:
     model = toys.llama(tmp_path / "model", hidden=256, inner=384)
     recipe = tmp_path / "recipe.toml"
@@ -323,6 +367,10 @@ def test_headers_of_every_container_count_every_byte(folder: Path) -> None:
     assert found.nbytes == payload(folder)
     assert all(group.nbytes > 0 and group.matrix.layers > 0 for group in found.groups)
     assert found.kv_scales == (found.kv is not None)
+    known = (
+        found.geometry.attention and folder.name != "compressed_tensors_spinquant_w4a16"
+    )  # with its rotations
+    assert not known or not any("parameters" in note for note in found.notes)
     assert memory(found, Question(gpus["l4"])).total <= found.nbytes + 64 * 64 * 2 * 2  # a padded vocabulary
 
 

@@ -134,6 +134,12 @@ def test_every_mode_is_as_large_as_vllms_specs(
     )
 
 
+def test_hybrids_keep_no_layer_wide() -> None:
+    """vLLM's boundary layers are those of models without states."""
+    slot = next(r["bytes"] for r in SPECS["heads"] if (r["mode"], r["k_dim"]) == ("turboquant_4bit_nc", 256))
+    assert per_token(public("qwen3-coder-next"), asked(kv="turboquant_4bit_nc")) == 12 * 2 * slot
+
+
 @pytest.mark.parametrize("row", [r for r in SPECS["latents"] if r["dim"] == 576], ids=lambda r: r["mode"])
 def test_latents_are_as_large_as_vllms_specs(row: dict[str, Any]) -> None:
     assert per_token(public("deepseek-v3"), asked(kv=row["mode"])) == 61 * row["bytes"]
@@ -351,6 +357,7 @@ def test_layers_are_dealt_out_as_vllm_does() -> None:
     cache = found.cache
     assert cache is not None
     assert cache.token * 30 == per_token(served, asked()) * 8
+    assert found.stage == 1
 
 
 def test_towers_are_on_the_first_stage_and_mtp_is_not_loaded() -> None:

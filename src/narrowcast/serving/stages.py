@@ -194,7 +194,7 @@ class Stage:
             if one.kind == "latent":
                 yield one, one.keeping * (mode.latent_bytes(one.k_dim) + index_bytes(one.index)) * self.part
             elif one.kind != "state":
-                heads, kept = ceil(one.kv_heads / min(tp, one.kv_heads)), min(wide, one.keeping)
+                heads, kept = ceil(one.kv_heads / tp), min(wide, one.keeping)
                 wide -= kept
                 narrow = (one.keeping - kept) * mode.head_bytes(one.k_dim, one.v_dim)
                 plain = kept * CACHE_MODES["bf16"].head_bytes(one.k_dim, one.v_dim)
