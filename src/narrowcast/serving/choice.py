@@ -168,14 +168,8 @@ def ranked(options: Sequence[Option]) -> tuple[Option, ...]:
 
 def _tier(one: Option) -> int:
     """What comes before any floor: whether it can be taken at all, then what its products are."""
-    down = (
-        _TOO_LARGE
-        if one.fits is False
-        else _MEASURED_WORSE
-        if one.quality is not None and one.quality.worse
-        else 0
-    )
-    return max(_RANKS[one.runs], down)
+    worse = one.quality is not None and one.quality.worse
+    return max(_RANKS[one.runs], _TOO_LARGE if one.fits is False else 0, _MEASURED_WORSE if worse else 0)
 
 
 def _ties(tier: Sequence[Option]) -> list[list[Option]]:
