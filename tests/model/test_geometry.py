@@ -202,7 +202,7 @@ def test_roles_are_those_that_names_have(public: Public) -> None:
 
 
 def test_notes_say_what_is_not_counted() -> None:
-    assert "1 layers that predict further tokens (MTP)" in geometry(PUBLIC["deepseek-v3"].config).notes[0]
+    assert "1 layer for further tokens (MTP)" in geometry(PUBLIC["deepseek-v3"].config).notes[0]
     assert "towers" in geometry(PUBLIC["gemma-3-4b"].config).notes[0]
     assert geometry(PUBLIC["llama-3-8b"].config).notes == ()
     assert "no dtype" in geometry(PUBLIC["gpt-oss-20b"].config).notes[0]

@@ -8,8 +8,8 @@ Each block adds its matrices, under the names that files on the hub carry, and i
 blocks its layers have and how many layers there are of each. How engines split a matrix (vLLM's layers): q, k, v,
 gate, up, embedding and head by rows, o and down by columns, routers not at all.
 
-Left out: rotary tables, which are computed, and buffers such as the routers' correction biases only where the family
-keeps them in no file.
+Left out: rotary tables, which are computed; correction biases of routers, which are buffers of some hundred numbers per
+layer; layers that predict further tokens (MTP), which engines load for speculative decoding only and a note tells.
 """
 
 from __future__ import annotations
@@ -233,6 +233,10 @@ class Decoder:
                 )
             )
         together = {name: group for group in fused_groups(m.name for m in matrices) for name in group}
+        said = fields.spelled("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers")
+        if further := fields.count(said, 0, least=0):
+            plural = "s" if further > 1 else ""
+            self.notes.append(f"{further} layer{plural} for further tokens (MTP): not counted")
         dtype = fields.dtype()
         if dtype is None:
             self.notes.append("the config names no dtype: bf16 is assumed")

@@ -9,9 +9,7 @@
     active of a layer = num_experts_per_tok routed experts, the shared ones, and the router
 
 Experts stand under the names of files on the hub: one by one for most, as one stack for gpt-oss, Llama 4, Granite and
-Qwen3-VL. Routers' correction biases are buffers, some hundred numbers per layer, and not counted, as transformers
-does not count them. Layers that predict further tokens (MTP) are told in a note and not counted either: engines load
-them only for speculative decoding.
+Qwen3-VL.
 """
 
 from __future__ import annotations
@@ -91,10 +89,6 @@ class Mixture(Dense):
         model.routed(layers, count, active, width, router=self.router, prefix=self.place, leaves=self.matrices,
                      bias=self.expert_bias, router_bias=self.router_bias)  # fmt: skip
         self.share(model, layers, width)
-        for name in ("num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers"):
-            if fields.has(name) and (extra := fields.count(name, least=0)):
-                model.notes.append(f"{extra} layers that predict further tokens (MTP) are not counted")
-                break
 
     def share(self, model: Decoder, layers: int, width: int) -> None:
         """The experts that every token takes, as one network."""
