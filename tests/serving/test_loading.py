@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +301,36 @@ def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load(model, container="awq")
     with pytest.raises(UsageError, match="no preset is written as plain"):
         load(model, preset="fp8_dynamic", container="plain")
+
+
+def hub(home: Path, model: str) -> subprocess.CompletedProcess[str]:
+    """Load a hub id in a process whose hub cache is ``home``, offline."""
+    code = (
+        "from narrowcast.serving.loading import load\n"
+        "from narrowcast.errors import UsageError\n"
+        f"try: found = load({model!r})\n"
+        "except UsageError as error: print(error)\n"
+        "else: print(found.name, found.origin, found.nbytes)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+
+def test_a_hub_id_gives_its_config_from_the_hubs_own_cache(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    folder = tmp_path / "hub" / "models--owner--name"
+    snapshot = folder / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    (snapshot / "config.json").write_text(json.dumps(toys.llama_config()))
+    alone = load(snapshot / "config.json").nbytes
+    assert hub(tmp_path, "owner/name").stdout.split() == ["owner/name", "config", str(alone)]
+    toys.llama(snapshot)
+    assert hub(tmp_path, "owner/name").stdout.split() == ["owner/name", "headers", str(payload(snapshot))]
+    assert "the hub did not give this model" in hub(tmp_path, "owner/other").stdout
 
 
 def test_a_config_that_does_not_say_how_layers_are_stored_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Serving: what will run on which GPU, how fast it can be at most, what fits, and the command that serves it.
 
     served     a model as engines load it: groups of matrices with their schemes and bytes, from headers or a config
+    loading    from files, a config or a hub id to one; headers, told (a quantized config alone), written (a preset)
     question   the GPU, how many, how long and how many at once
     paths      the kernel of each group, and the attention's arithmetic
-    memory     weights, cache and the rest; tokens and sequences that fit
+    memory     weights, cache and the rest; tokens and sequences that fit; stages: one GPU of a pipeline
     traffic    bytes and FLOP of one step on one GPU
     steps      lower bounds of a decode step and of a prefill; side_by_side: the same in eight formats
     splits     which ways of spreading the model over GPUs keep it whole
