@@ -337,7 +337,8 @@ def write_figure(plan: Plan, file: str) -> None:
     from narrowcast.report.plan_figures import plot_plan
 
     served, question = plan.served, plan.question
-    named = {served.preset or "as it is": plan.memory}
+    plain = served.container == "plain" and served.geometry.dtype == "bf16"
+    named = {served.preset or ("BF16" if plain else "as it is"): plan.memory}
     for name in BARS:
         named.setdefault(name, memory(in_format(served, name), question))
     plot_plan(served, question, named, file)

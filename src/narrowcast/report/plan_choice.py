@@ -38,9 +38,12 @@ def sentence(found: Choice) -> str:
         return "none of these presets runs and fits here."
     said = [f"{first.preset} first ({'; '.join(first.reasons)})."]
     if careful is not None and careful is not first:
-        said.append(
-            f"Without measuring, {careful.preset}: eight bits usually cost little ({careful.reasons[0]})."
+        why = (
+            quality_words(careful.quality)
+            if careful.quality is not None
+            else "eight bits usually cost little"
         )
+        said.append(f"Without measuring more, {careful.preset}: {why} ({careful.reasons[0]}).")
     if fastest is not None and fastest not in (first, careful) and fastest.decode and first.decode:
         share = number(100 * fastest.decode / first.decode, 2)
         said.append(
