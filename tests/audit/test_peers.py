@@ -41,6 +41,7 @@ FOR: dict[str, dict[str, dict[str, str]]] = {
     },
     "sglang": {
         "llmc-fp8-block": {"NC560": CUT},
+        "llmc-fp8-kv": {"NC612": "SGLang's cache follows ModelOpt's configs, not compressed-tensors'"},
         "llmc-mxfp4": {"NC600": NOT_READ},
         "llmc-mxfp8": {"NC600": NOT_READ},
         "ar-fp8-block": {"NC560": CUT, "NC600": NOT_READ},

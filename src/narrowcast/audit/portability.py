@@ -5,7 +5,7 @@
 
 Where nothing was asked, every engine is told as information. With ``--for`` a refusal is an error; with ``--gpu`` a
 product in 16 bits that the checkpoint's inputs were quantized for is a warning. The facts are rows of
-``narrowcast.hardware`` with a version; what no row says of an engine (transforms, orders of columns, caches) is here.
+``narrowcast.hardware`` with a version; what no row says of an engine (transforms, orders of columns) is here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from narrowcast.audit.config_dtypes import said_dtype
 from narrowcast.audit.findings import Finding
 from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
+from narrowcast.errors import NarrowcastError
+from narrowcast.hardware.attention import AttentionPath, attention_path
+from narrowcast.hardware.cache_modes import CACHE_MODES, follows
 from narrowcast.hardware.engines import ENGINES
 from narrowcast.jobs.coded import Coded
+from narrowcast.model.families import geometry
 from narrowcast.tensors.presets import LinearScheme
 
 if TYPE_CHECKING:
@@ -30,15 +34,6 @@ TRANSFORMS = {  # where a transform may be computed at every step
     "vllm": ("input", "output"), "sglang": (), "tensorrt-llm": (),
     "transformers": ("input", "output", "k_cache", "q_attn"),
 }  # fmt: skip
-# What an engine makes of a KV cache that the config asks for: absent is unknown to it.
-_TO_FLAG = "the config does not ask this engine for it; pass --kv-cache-dtype"
-CACHES: Mapping[str, Mapping[str, str]] = {
-    "vllm": {"fp8": "", "fp8_head": "", "nvfp4": ""},
-    "sglang": {"fp8": "", "nvfp4": _TO_FLAG},
-    "tensorrt-llm": {"fp8": "", "nvfp4": "", "int8": ""},
-    "transformers": {},
-}
-_FP4_CACHE_FROM = {"vllm": 100, "sglang": 100, "tensorrt-llm": 100}
 
 
 @dataclass(frozen=True)
@@ -290,28 +285,47 @@ def order_of_columns(subject: Subject) -> Iterator[Finding]:
 def cache_of_the_engine(subject: Subject) -> Iterator[Finding]:
     """The engine that was asked for does not have the KV cache that the config asks for.
 
-    What: The config asks for a KV cache in a format that the engine does not know, or not on this GPU.
+    What: The engine has no such cache, takes it by a flag alone, or has no attention that reads it for these heads on
+    this GPU.
     Why: It refuses, or the cache stays in 16 bits, and takes twice the memory that was planned.
-    Fix: A preset whose cache the engine has; most have FP8 with a scale per tensor.
-    False alarm: A flag of the engine that sets another cache.
+    Fix: What the finding says: the flag, or a preset whose cache the engine has; most have FP8 with a scale per tensor.
+    False alarm: A flag of the engine that sets another cache or another attention backend.
     """
     kv = subject.contents.kv if subject.contents is not None else None
     if kv is None or subject.engine is None:
         return
-    known, title = CACHES[subject.engine], ENGINES[subject.engine]
-    sm = subject.gpu.sm if subject.gpu is not None else None
-    if kv not in known:
+    engine, title, got = subject.engine, ENGINES[subject.engine], f"KV cache in {kv}"
+    known = [row.name for row in CACHE_MODES.of(engine) if row.scales != "none"]
+    remedy = "choose the cache by the engine's own flag, or a preset with another one"
+    if kv not in CACHE_MODES or engine not in CACHE_MODES[kv].engines:
         said = f"{title} has no {kv} KV cache, so it stays wide or is refused"
-    elif kv == "nvfp4" and subject.gpu is not None and (sm is None or sm < _FP4_CACHE_FROM[subject.engine]):
-        said = f"{title} has an nvfp4 KV cache from compute capability 10.0 on, not{_on(subject)}"
-    elif known[kv]:
-        said = f"{title} has a {kv} KV cache, and {known[kv]}"
     else:
-        return
+        mode = CACHE_MODES[kv]
+        path = _refused(subject, mode.name)
+        if not follows(engine, mode.name, subject.container):
+            said = f"{title} does not take the {kv} KV cache from this config, so it stays in 16 bits"
+            remedy = remedy if path else f"pass --kv-cache-dtype {mode.engines[engine][-1]}"
+        elif path is not None:
+            said = f"{title} {path.version}{_on(subject)} has no attention over a KV cache in {kv}"
+            got, remedy = str(path.refusal), path.remedy or remedy
+        else:
+            return
     yield Finding(
-        said, tensor="config.json", got=f"a {kv} KV cache", wanted=", ".join(known) or "no quantized KV cache",
-        remedy="choose the cache by the engine's own flag, or a preset with another one",
-    )  # fmt: skip
+        said, tensor="config.json", got=got, wanted=", ".join(known) or "no quantized KV cache", remedy=remedy
+    )
+
+
+def _refused(subject: Subject, mode: str) -> AttentionPath | None:
+    """What the engine refuses of attention over such a cache, on the GPU that was asked for. Of a model whose heads
+    are not known, those of 128 elements are asked about, which every mode has if it has any."""
+    if subject.gpu is None or subject.engine is None:
+        return None
+    try:
+        heads = [(kept.kind, kept.k_dim) for kept in geometry(subject.config).attention]
+    except NarrowcastError:
+        heads = [("full", 128)]
+    found = (attention_path(subject.engine, subject.gpu, mode, kind, dim) for kind, dim in heads)
+    return next((path for path in found if path.refusal is not None), None)
 
 
 @rule("NC613", "info")

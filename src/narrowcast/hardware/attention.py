@@ -77,8 +77,6 @@ def attention_path(
     table, mode = _table(engine), CACHE_MODES[kv_mode]
     if kind == "state":
         return _path(table, (), "bf16", "bf16", "the model's dtype", notes=(_STATE,))
-    if table.unknown:
-        return _path(table, (), UNKNOWN, UNKNOWN, mode.name, notes=(table.unknown,))
     if table.engine not in mode.engines and table.engine != "transformers":
         modes = ", ".join(row.name for row in CACHE_MODES.of(table.engine))
         return _refused(table, mode, f"{ENGINES[table.engine]} has no {mode.name} cache", f"one of {modes}")
@@ -103,7 +101,7 @@ def attention_path(
     )
     if not found:
         said = ", ".join(f"{name}: [{', '.join(why)}]" for name, why in reasons.items())
-        return _refused(table, mode, table.refusal.format(gpu=gpu.name, reasons=said), _other(reasons))
+        return _refused(table, mode, table.refusal.format(gpu=gpu.name, reasons=said), _other(reasons, gpu))
     return _accepted(table, mode, gpu, found, head_dim)
 
 
@@ -128,9 +126,10 @@ def _tried(
     return found, reasons
 
 
-def _other(reasons: Mapping[str, list[str]]) -> str | None:
-    """What would help, where every backend of this GPU lacks the mode."""
-    return "--kv-cache-dtype auto" if any(MODE in why for why in reasons.values()) else None
+def _other(reasons: Mapping[str, list[str]], gpu: GPU) -> str | None:
+    """What would help, where every backend of this GPU lacks the mode: 16 bits by name, since auto follows configs."""
+    word = "bfloat16" if "bf16" in gpu.formats else "float16"
+    return f"--kv-cache-dtype {word}" if any(MODE in why for why in reasons.values()) else None
 
 
 def _accepted(

@@ -2,7 +2,7 @@
 
     SGLang        one backend by default: fa3 on Hopper, trtllm_mha on 10.x, aiter on AMD, else flashinfer, or triton
                   where the model has sinks; latents on fa3, flashinfer (10.x), aiter or triton
-    TensorRT-LLM  which of its kernels runs is not known here
+    TensorRT-LLM  which of its kernels runs is not known here, but that NVFP4 caches are for Blackwell
     transformers  its own cache in the model's dtype; caches of fewer bits are asked for in code
 
 SGLang was read (arg_groups/model_override_base.py, kv_cache_hook.py, layers/attention), not run. An FP4 cache goes with
@@ -99,9 +99,17 @@ SGLANG = Attention(
     (*_HEADS, *_LATENTS), "no attention backend on {gpu}: {reasons}",
 )  # fmt: skip
 
+_NOT_READ = (
+    "its attention kernels were not read: which of them runs, and in which arithmetic, is not known here"
+)
 TENSORRT_LLM = Attention(
-    "tensorrt-llm", "PyTorch backend, 2026", "NVIDIA/TensorRT-LLM, _torch/model_config.py", (), (), "",
-    "its attention kernels were not read: which of them runs, and in which arithmetic, is not known here",
+    "tensorrt-llm", "PyTorch backend, 2026", "NVIDIA/TensorRT-LLM, _torch/model_config.py and its documents",
+    tuple(Order(sm(0), layout, ("TRTLLM",)) for layout in ("heads", "latent", "sparse")),
+    (
+        Backend("TRTLLM", sm(0), (*WIDE, *_E4M3, "int8"), UNKNOWN, notes=(_NOT_READ,)),
+        Backend("TRTLLM", sm(100), ("nvfp4",), UNKNOWN, notes=(_NOT_READ,)),
+    ),
+    "no kernels for this cache on {gpu} ({reasons})",
 )  # fmt: skip
 
 _ANYWHERE = Reach(0, 999, ROCM + CPU)

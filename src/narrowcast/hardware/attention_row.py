@@ -81,7 +81,6 @@ class Attention:
     orders: tuple[Order, ...]
     backends: tuple[Backend, ...]
     refusal: str
-    unknown: str = ""  # why nothing is known, where nothing is
 
     def rows(self, name: str) -> Sequence[Backend]:
         """The rows of one backend."""

@@ -88,7 +88,7 @@ _TRITON_CUDA = (
     Backend("TRITON_ATTN", sm(89), _E4M3, "fp8", least=32, notes=(_Q_SCALE,)),
     Backend(
         "TRITON_ATTN", sm(0, 88), _E4M3 + _E5M2 + _FP8_TOKEN, _DECODED, least=32, failure=_BEFORE_ADA,
-        remedy="--kv-cache-dtype auto, or int8_per_token_head",
+        remedy="--kv-cache-dtype bfloat16, or int8_per_token_head",
     ),
     Backend(
         "TRITON_ATTN", sm(89), _E5M2, "fp8", least=32, failure=_ASSERTS, remedy="--kv-cache-dtype fp8",
@@ -143,7 +143,7 @@ _LATENT = (
     Backend("TRITON_MLA", CUDA, WIDE, "bf16"),
     Backend("TRITON_MLA", sm(89), _E4M3, _DECODED),
     Backend(
-        "TRITON_MLA", sm(0, 88), _E4M3, _DECODED, remedy="--kv-cache-dtype auto",
+        "TRITON_MLA", sm(0, 88), _E4M3, _DECODED, remedy="--kv-cache-dtype bfloat16",
         failure=_BEFORE_ADA.replace("Triton attention", "Triton MLA"),
     ),
     *(replace(row, reach=_NEW, package=_AITER) for row in _rocm("ROCM_AITER_MLA")[:3]),
@@ -180,7 +180,7 @@ _CPU_ROWS = (
         notes=("needs AVX-512 or AMX",),
     ),
     Backend(
-        "CPU_ATTN", _ON_CPU, _E4M3 + _E5M2, _DECODED, heads=_CPU_HEADS, remedy="--kv-cache-dtype auto",
+        "CPU_ATTN", _ON_CPU, _E4M3 + _E5M2, _DECODED, heads=_CPU_HEADS, remedy="--kv-cache-dtype bfloat16",
         failure="NotImplementedError: FP8 KV cache requires head_size divisible by 32 on CPU.",
     ),
 )  # fmt: skip

@@ -214,3 +214,12 @@ class CacheModes(Mapping[str, CacheModeRow]):
 
 
 CACHE_MODES = CacheModes(_ROWS)
+
+# Engines whose "auto" takes some modes from the configs of some containers alone; others follow every config they read.
+_FOLLOWED: Mapping[str, Mapping[str, tuple[str, ...]]] = {"sglang": {"fp8_e4m3": ("modelopt",)}}
+
+
+def follows(engine: str, mode: str, container: str | None) -> bool:
+    """Whether an engine's "auto" becomes the mode, by its name here, that the config of a checkpoint asks for."""
+    followed = _FOLLOWED.get(engine)
+    return followed is None or container in followed.get(mode, ())

@@ -80,7 +80,7 @@ def no_act_order(folder: Path) -> Ask:
 
 def cache_for_heads(folder: Path) -> Ask:
     ask = upstream("compressed_tensors_fp8_dynamic_kv_heads", engine="tensorrt-llm")
-    return Ask(ask.model, ask.options, {"got": "a fp8_head KV cache"})
+    return Ask(ask.model, ask.options, {"got": "KV cache in fp8_head"})
 
 
 def cache_for_the_tensor(folder: Path) -> Ask:
