@@ -73,3 +73,9 @@ def test_the_parent_by_its_headers(tmp_path: Path) -> None:
     done = audit(ask.model, quick=True, **ask.options)
     assert "NC450" in {one.rule for one in done.findings}
     assert done.subject.depth == "scales"
+
+
+def test_one_rule_that_reads_nothing() -> None:
+    """What a report counts is there once the files are closed, whatever the rules looked at."""
+    model = Path(__file__).parents[1] / "containers" / "upstream" / "compressed_tensors_fp8_kv"
+    assert audit(model, select=["NC612"], workers=1).subject.held

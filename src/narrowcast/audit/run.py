@@ -141,6 +141,7 @@ def _run(
     subject: Subject, todo: Sequence[Rule], pool: Workers, progress: ProgressFactory
 ) -> Iterator[Finding]:
     """Passes first, since rules of the model's scope use what they leave."""
+    _ = subject.held  # reads input scales, which a report could not once the files are closed
     of = {
         scope: [rule for rule in todo if rule.scope == scope]
         for scope in ("matrix", "tensor", "pair", "model")
