@@ -51,6 +51,8 @@ class GPUs(Mapping[str, GPU]):
         return found
 
     def _find(self, name: str) -> GPU | None:
+        if name in self._rows:  # as values() asks, over and over
+            return self._rows[name]
         words = _words(name)
         exact = self._all.get("".join(words))
         if exact is not None:
