@@ -69,6 +69,8 @@ CASES: list[tuple[str, Case, Case]] = [
     ("fnuz", case("mi300x", "fp8_dynamic"), case("mi355x", "fp8_dynamic")),
     ("cut-blocks", case("h100", "fp8_block", LLAMA | {"hidden_size": 576, "num_attention_heads": 9,
      "num_key_value_heads": 3}, container="fp8"), case("h100", "fp8_block", container="fp8")),
+    ("cut-by-ranks", case("h100", "fp8_block", tp=32), case("h100", "fp8_block", tp=16)),
+    ("cut-by-ranks", case("h100", tp=3), case("h100", tp=32)),
     ("replicated-heads", case("h100", tp=16), case("h100", tp=8)),
     ("latent-replicated", latent(case("h100", tp=8)), latent(case("h100"))),
     ("old-fp8-name", case("h100"), case("h100", "fp8_dynamic")),

@@ -17,6 +17,7 @@ from narrowcast.hardware.gpus import gpus
 from narrowcast.jobs.quantize import quantize
 from narrowcast.report.plan import plan_page
 from narrowcast.report.records import record
+from narrowcast.serving import weighed
 from narrowcast.serving.loading import load
 from narrowcast.serving.plan import plan
 from narrowcast.serving.variants import Variants
@@ -124,6 +125,21 @@ def test_a_model_read_once_is_what_it_is_read_anew(name: str, tmp_path: Path) ->
     for place in (model, model / "config.json"):
         variants = Variants(place, load(place), "vllm", gpus["l4"])
         assert variants.written(name) == load(place, preset=name)
+
+
+def test_many_headers_are_weighed_instead_of_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plan from the files' weight as from their headers; a tensor more is seen, and then they are read."""
+    shapes, config = toys.llama_shapes(hidden=192), toys.llama_config(hidden=192)
+    model = toys.write(tmp_path / "toy", toys.weights(shapes), config, shards=3)
+    more = toys.write(tmp_path / "more", toys.weights(shapes | {"model.extra.weight": (1,)}), config)
+    read = plan(model, "L4")
+    monkeypatch.setattr(weighed, "LONG", 0)
+    found = plan(model, "L4")
+    assert (read.served.origin, found.served.origin) == ("headers", "config")
+    assert "the files weigh what the config says" in found.served.notes[-1]
+    assert (found.steps, found.memory) == (read.steps, read.memory)
+    assert (found.served.name, found.served.nbytes) == (read.served.name, read.served.nbytes)
+    assert plan(more, "L4").served.origin == "headers"
 
 
 def test_presets_are_put_where_the_engine_reads_them(llama: Path) -> None:

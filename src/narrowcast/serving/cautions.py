@@ -23,6 +23,7 @@ from narrowcast.hardware.tensor_parallel import misplaces, tp_problems
 from narrowcast.model.roles import Role
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Group, Served
+from narrowcast.serving.splits import splits
 from narrowcast.serving.traffic import cache_mode
 from narrowcast.tensors.presets import LinearScheme, presets
 
@@ -268,6 +269,20 @@ def _cut_blocks(case: Case) -> Said | None:
     return None
 
 
+def _divided(case: Case) -> Said | None:
+    tp = case.question.tp
+    if tp == 1:
+        return None
+    reason = splits(case.served, case.question.engine, ep=case.question.ep, sizes=(tp,)).first.get(tp)
+    if reason is None:
+        return None
+    return (
+        f"tensor-parallel {tp}",
+        f"{reason}, so that a block, a group, a packed word or a head would be cut",
+        "a size that keeps every matrix whole, pipeline stages, or experts spread one by one (--ep)",
+    )
+
+
 def _above_heads(case: Case) -> Said | None:
     tp = case.question.tp
     heads = [a.kv_heads for a in case.served.geometry.attention if a.kind in ("full", "sliding", "chunked")]
@@ -352,6 +367,7 @@ ROWS: tuple[Row, ...] = (
     Row("fnuz", _fnuz, "AMD CDNA3; vLLM 0.32 normalize_e4m3fn_to_e4m3fnuz"),
     Row("kv-without-scales", _unity, "vLLM 0.32 quantization/kv_cache.py, SGLang 0.5.23"),
     Row("cut-blocks", _cut_blocks, "vLLM 0.32, run on a CPU (narrowcast.hardware.tensor_parallel)"),
+    Row("cut-by-ranks", _divided, "vLLM 0.32 and SGLang 0.5.23 (narrowcast.serving.splits)"),
     Row("replicated-heads", _above_heads, "vLLM 0.32 (get_num_kv_heads: at least one for each rank)"),
     Row("latent-replicated", _latent_split, "vLLM 0.32 (MLA has one KV head)"),
     Row("old-fp8-name", _old_name, "vLLM 0.32 quantization/fp8.py"),

@@ -32,6 +32,7 @@ from narrowcast.serving.side_by_side import SideBySide, side_by_side
 from narrowcast.serving.splits import SIZES, Splits, splits
 from narrowcast.serving.steps import Steps, steps
 from narrowcast.serving.variants import Variants
+from narrowcast.serving.weighed import load_weighed
 from narrowcast.tensors.presets import presets
 
 CONTEXT = 8192  # tokens of a sequence when nobody says otherwise and the model has as many positions
@@ -130,7 +131,7 @@ def plan(
     """
     names = [presets[name].name for name in ([preset] if isinstance(preset, str) else preset)]
     found = qualities(evaluations)
-    wide = load(model)
+    wide = load_weighed(model)
     question = Question(
         gpu if isinstance(gpu, GPU) else named(gpu, gpus), engines[engine].name, tp, pp, ep,
         context if context is not None else min(CONTEXT, wide.geometry.positions or CONTEXT), batch, kv, utilisation,
