@@ -11,6 +11,7 @@ from doctor import vllm_messages
 from narrowcast.doctor.conjunctions import CONJUNCTIONS
 from narrowcast.doctor.reading import COMPLAINTS, EXPECTED, FACTS, KINDS, diagnose
 from narrowcast.doctor.rows import Complaint, Fact
+from narrowcast.hardware.names import Name, every
 
 FIRING = [
     tuple(line.split("\t"))
@@ -81,6 +82,16 @@ def test_rows_of_vllm_are_messages_of_its_source() -> None:
         lines = [*matched(row), *(re.search(row.regex, line) for line in BANNERS.values())]
         found = [match for match in lines if match is not None]
         assert any(vllm_messages.says(path, match.string, match.span()) for match in found), row
+
+
+@pytest.mark.parametrize(
+    "name", [row for row in every() if row.says], ids=lambda row: f"{row.engine} {row.name}"
+)
+def test_what_an_engine_says_of_a_name_is_understood(name: Name) -> None:
+    """The messages that `narrowcast engines` quotes are ones that the doctor finds in a log."""
+    report = diagnose([BANNERS[name.engine], f"ValueError: {name.says}"])
+    found = {finding.name for finding in report.findings}
+    assert any(row.name in found and re.search(row.regex, name.says) for row in COMPLAINTS), found
 
 
 def test_names_and_kinds_are_consistent() -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from doctor import vllm_messages
+from narrowcast.arguments import VERBS
 from narrowcast.doctor import find, symptoms
 from narrowcast.doctor.conjunctions import CONJUNCTIONS
 from narrowcast.doctor.reading import COMPLAINTS, KINDS
@@ -72,7 +73,6 @@ TEXTS = [
     for text in (cause.check, cause.remedy, cause.why)
 ]
 TEXTS += [text for row in (*COMPLAINTS, *CONJUNCTIONS) for text in (row.said, row.consequence, row.remedy)]
-VERBS = {"audit", "calibrate-kv", "compare", "convert", "doctor", "inspect", "quantize", "repair"}
 
 
 def test_commands_exist() -> None:

@@ -29,7 +29,7 @@ CONJUNCTIONS = (
         "Without quantization_config no KV scales are loaded. Keys and values beyond 448 are clipped and "
         "small ones "
         "lose bits; long prompts suffer first.",
-        "--kv-cache-dtype auto, or fp8_per_token_head where the backend has it, or a file with calibrated "
+        "--kv-cache-dtype bfloat16, or fp8_per_token_head where the backend has it, or a file with calibrated "
         "scales.",
         facts=(("KV cache dtype", _FP8_KV), ("quantization", r"^none$")),
     ),

@@ -236,6 +236,28 @@ COMPLAINTS = (
         "Drop {flag}, or install what the line names.",
         _SOURCE + "layers/quantization/fp8_utils.py",
     ),
+    Complaint(
+        "kv-mode-refused",
+        "error",
+        SGLANG,
+        ("kv",),
+        r"--kv-cache-dtype[ =](?P<mode>\w+) (?:requires|is not supported on|is reserved for)",
+        "SGLang has no KV cache in {mode} on this machine.",
+        "The model does not start.",
+        "--kv-cache-dtype fp8_e4m3 or bfloat16; fp4_mx_block16 with --attention-backend triton.",
+        _SOURCE + "arg_groups/kv_cache_hook.py",
+    ),
+    Complaint(
+        "backend-not-here",
+        "error",
+        SGLANG,
+        ("deprecated",),
+        r"(?P<flag>--[\w-]+)=(?P<backend>\w+) is deprecated on this hardware",
+        "{flag} {backend} is not for this GPU.",
+        "The model does not start.",
+        "Drop {flag}: SGLang chooses by itself.",
+        _SOURCE + "layers/quantization/fp8_utils.py",
+    ),
 )
 
 EXPECTED = (

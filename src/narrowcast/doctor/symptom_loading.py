@@ -180,7 +180,7 @@ LOADING = (
             Cause(
                 "FP8 attention whose scales differ between shards",
                 "Each GPU sees other heads.",
-                "--kv-cache-dtype auto with the same --tensor-parallel-size",
+                "--kv-cache-dtype bfloat16 with the same --tensor-parallel-size",
                 "calibrated scales, or keep auto",
             ),
         ),

@@ -32,9 +32,9 @@ _KV_SCALE = Cause(
     "Keys beyond 448 are clipped and each further token reads more of them. Models without QK norm suffer "
     "most.",
     "`narrowcast doctor LOG` (kv-fp8-without-scales, kv-fp8-unquantized, kv-scale-one, kv-scale-missing); the same "
-    "prompt with --kv-cache-dtype auto",
-    "calibrated k_scale and v_scale (`narrowcast calibrate-kv`), or --kv-cache-dtype auto, or fp8_per_token_head on "
-    "vLLM",
+    "prompt with --kv-cache-dtype bfloat16",
+    "calibrated k_scale and v_scale (`narrowcast calibrate-kv`), or --kv-cache-dtype bfloat16, or fp8_per_token_head "
+    "on vLLM",
 )
 _FUSED = Cause(
     "fused layers with different outer scales",
@@ -192,7 +192,7 @@ TEXT = (
                 "Rounding errors of the attention sum grow with the number of keys.",
                 "`narrowcast doctor LOG` (attention-uncalibrated); the same prompt with --kv-cache-dtype "
                 "auto",
-                "--kv-cache-dtype auto; for hybrid models --kv-cache-dtype-skip-layers sliding_window",
+                "--kv-cache-dtype bfloat16; for hybrid models --kv-cache-dtype-skip-layers sliding_window",
             ),
             Cause(
                 "rope scaling that was lost",

@@ -8,7 +8,7 @@ _QUANT = "vLLM 0.32 model_executor/layers/quantization/"
 _LOADER = "vLLM 0.32 model_executor/model_loader/"
 CALIBRATED = (
     "`narrowcast calibrate-kv MODEL OUT --text FILE` gives it k_scale and v_scale made from text; or "
-    "--kv-cache-dtype auto; or, without calibration, --kv-cache-dtype fp8_per_token_head, where the backend "
+    "--kv-cache-dtype bfloat16; or, without calibration, --kv-cache-dtype fp8_per_token_head, where the backend "
     "has it."
 )
 _ONE_SCALE = (
@@ -46,7 +46,7 @@ _KV = (
         "Queries are scaled by the scale of keys, because the checkpoint has none for them.",
         "Only FP8 attention (FlashAttention 3, FlashInfer) rounds queries; queries larger than keys are "
         "clipped there.",
-        "Usually none; if long answers degrade, compare with --kv-cache-dtype auto.",
+        "Usually none; if long answers degrade, compare with --kv-cache-dtype bfloat16.",
         _QUANT + "kv_cache.py",
     ),
     Complaint(

@@ -44,7 +44,7 @@ COMPLAINTS = (
         r"No valid attention backend found for (?P<device>.+?) with ",
         "No attention backend takes this combination of head size, dtype and KV cache dtype.",
         "The model does not start. The line gives each backend's reason.",
-        "Try --kv-cache-dtype auto first; then --attention-backend and --block-size without a value of your "
+        "Try --kv-cache-dtype bfloat16 first; then --attention-backend and --block-size without a value of your "
         "own.",
         "vLLM 0.32 platforms/cuda.py",
     ),
@@ -218,6 +218,17 @@ COMPLAINTS = (
         _QUANT + "fp8.py",
     ),
     Complaint(
+        "online-without-kernel",
+        "error",
+        VLLM,
+        ("online",),
+        r"FP8 PTPC online quant requires a kernel that honors|nvfp4_per_token online quantization requires a Blackwell",
+        "This GPU has no kernel for what --quantization would make while loading.",
+        "The model does not start.",
+        "`narrowcast plan MODEL --gpu NAME` says which presets run here.",
+        _QUANT + "online/fp8.py",
+    ),
+    Complaint(
         "kv-not-scalar",
         "error",
         VLLM,
@@ -226,7 +237,7 @@ COMPLAINTS = (
         r"expects a scalar",
         "The KV scales of the file are not one number per layer.",
         "The model does not start.",
-        "Calibrate one k_scale and one v_scale per layer, or --kv-cache-dtype auto.",
+        "Calibrate one k_scale and one v_scale per layer, or --kv-cache-dtype bfloat16.",
         _QUANT + "kv_cache.py",
     ),
     Complaint(
@@ -241,6 +252,17 @@ COMPLAINTS = (
         "vLLM 0.32 model_executor/layers/attention/attention.py",
     ),
     Complaint(
+        "kv-nvfp4-latent",
+        "error",
+        VLLM,
+        ("nvfp4",),
+        r"nvfp4 KV cache is not supported with MLA",
+        "Latents of this model are not stored in NVFP4.",
+        "The model does not start.",
+        "--kv-cache-dtype fp8, or nvfp4_ds_mla where attention is sparse.",
+        "vLLM 0.32 config/vllm.py",
+    ),
+    Complaint(
         "kv-fp8-capability",
         "error",
         VLLM,
@@ -249,7 +271,7 @@ COMPLAINTS = (
         r"FP8 KV cache requires head_size divisible",
         "This device has no FP8 KV cache.",
         "The model does not start.",
-        "--kv-cache-dtype auto, or on Ampere fp8_e5m2 where the file has no FP8 weights.",
+        "--kv-cache-dtype bfloat16, or on Ampere fp8_e5m2 where the file has no FP8 weights.",
         "vLLM 0.32 v1/attention/backends/triton_attn.py",
     ),
 )
