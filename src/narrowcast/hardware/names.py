@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from types import MappingProxyType
+from typing import Any
 
 from narrowcast.errors import UsageError
 from narrowcast.hardware.engines.row import ENGINES
@@ -130,6 +131,13 @@ class Change:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     means: str = ""
+
+
+def cache(
+    engine: str, name: str, means: str, mode: str, storage: str, scales: str, does: str = STORES, **more: Any
+) -> Name:
+    """The row of a word for a KV cache."""
+    return Name(name, engine, CACHE, does, means, mode=mode, storage=storage, scales=scales, **more)
 
 
 @lru_cache

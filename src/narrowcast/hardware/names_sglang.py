@@ -10,12 +10,12 @@ fields/model.py (what the flags take), fp4_kv_cache_quant_method.py, configs/mod
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from narrowcast.hardware.names import (
     ALIAS,
     AUTO,
-    CACHE,
     COMPUTES,
     DTYPE,
     EITHER,
@@ -24,8 +24,8 @@ from narrowcast.hardware.names import (
     OUT,
     READS,
     REFUSED,
-    STORES,
     Name,
+    cache,
 )
 
 _EXPERTS, _NPU, _APPLE, _INTEL = (
@@ -157,21 +157,7 @@ _METHODS = (
     _method("unquant", AUTO, "no method, and none looked for in the checkpoint", None),
 )  # fmt: skip
 
-
-def _cache(name: str, means: str, mode: str, storage: str, scales: str, **more: Any) -> Name:
-    return Name(
-        name,
-        "sglang",
-        CACHE,
-        more.pop("does", STORES),
-        means,
-        mode=mode,
-        storage=storage,
-        scales=scales,
-        **more,
-    )
-
-
+_cache = partial(cache, "sglang")
 _FILE = "one for K and one for V, from the checkpoint or --quantization-param-path, else 1.0"
 
 _CACHES = (

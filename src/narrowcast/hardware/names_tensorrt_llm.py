@@ -9,9 +9,10 @@ _torch/model_config.py at several commits of 2025 and 2026: no wheel of it is pa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from narrowcast.hardware.names import ALIAS, CACHE, METHOD, OUT, READS, STORES, Name
+from narrowcast.hardware.names import ALIAS, METHOD, OUT, READS, Name, cache
 
 _BUILT = "engines built ahead of time"
 
@@ -76,21 +77,7 @@ _ALGORITHMS = (
     _algorithm("INT8", OUT, "an algorithm of caches, not of weights", only=_BUILT),
 )  # fmt: skip
 
-
-def _cache(name: str, means: str, mode: str, storage: str, scales: str, **more: Any) -> Name:
-    return Name(
-        name,
-        "tensorrt-llm",
-        CACHE,
-        more.pop("does", STORES),
-        means,
-        mode=mode,
-        storage=storage,
-        scales=scales,
-        **more,
-    )
-
-
+_cache = partial(cache, "tensorrt-llm")
 _CHECKPOINT = "one for K and one for V, from the checkpoint, as they are"
 
 _CACHES = (
