@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cli.running import Cli
+from model.gguf_toys import UPSTREAM
 from serving.configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA2_7B, LLAMA3_8B, QWEN3_8B
 
 CONFIGS = {
@@ -176,6 +177,20 @@ def test_configs_that_are_not_understood(config: Any, code: int, said: str, cli:
     assert (page.code, page.out) == (code, "")
     assert said in page.err
     assert "--debug" not in page.err
+
+
+def test_one_file_of_weights_alone(cli: Cli, llama: Path) -> None:
+    """Without a config the matrices are known, and what the model keeps of its context is not."""
+    page = cli("plan", llama / "model.safetensors", "--gpu", "L4")
+    assert page.code == 0, page.err
+    assert "what it keeps of its context is not known" in " ".join(page.out.split())
+
+
+@pytest.mark.parametrize("kind", ["bf16", "q8_0"])
+def test_a_gguf_file_is_planned_as_it_is(kind: str, cli: Cli) -> None:
+    page = cli("plan", UPSTREAM / "llama" / f"{kind}.gguf", "--gpu", "L4", "--json")
+    assert page.code == 0, page.err
+    assert (page.json["model"]["container"], page.json["choice"]) == ("gguf", None)
 
 
 def test_models_that_are_none(cli: Cli, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from narrowcast.hardware.cost import column
 from narrowcast.hardware.engines import engines
+from narrowcast.model.roles import Role
 from narrowcast.report.plan_choice import choice_lines
 from narrowcast.report.plan_room import TOKENS, counted, memory_lines, split_lines
 from narrowcast.report.tables import duration, hanging, number, quantity, size, table
@@ -84,7 +85,7 @@ def _runs(plan: Plan) -> str:
         return f"It does not start: {refusal}."
     if row.conditions is None:
         return f"Nothing is quantized: products are in {row.path.arithmetic}."
-    return f"{', '.join(row.names)}: {row.verdict}{kernel}."
+    return f"{_names(row)}: {row.verdict}{kernel}."
 
 
 def _bounds(plan: Plan) -> str:
@@ -116,7 +117,7 @@ def _paths(plan: Plan) -> list[str]:
 
 
 def _path(row: Kernels) -> list[str]:
-    names = ", ".join(row.names)
+    names = _names(row)
     if row.conditions is None:
         return hanging(f"  {names}: {row.verdict}, {'; '.join(row.why)}")
     kernel = f" ({row.path.kernels[0]})" if row.path.kernels else ""
@@ -125,6 +126,12 @@ def _path(row: Kernels) -> list[str]:
     if not row.path.low_precision:
         lines += [part for text in row.change[:CHANGES] for part in hanging(f"    would change it: {text}")]
     return lines
+
+
+def _names(row: Kernels) -> str:
+    """The layers' names; those of experts are marked, since dense layers have the same."""
+    experts = all(group.matrix.role is Role.EXPERT for group in row.groups)
+    return ("experts' " if experts else "") + ", ".join(row.names)
 
 
 def _attends(kind: Attends) -> list[str]:
@@ -251,7 +258,8 @@ def _fits(plan: Plan) -> str:
     if memory.room <= 0:
         return f"It does not fit: {weights}.{enough}"
     if cache is None or cache.tokens is None:
-        return f"It fits: {weights}, {size(memory.room)} are left."
+        why = "it keeps no keys" if cache is not None else "what it keeps of its context is not known"
+        return f"Its weights fit: {weights}, {size(memory.room)} are left; {why}."
     room = f"{weights} leave room for {TOKENS(cache.tokens)} tokens of {cache.mode} cache"
     if not cache.fits:
         of = (
