@@ -15,4 +15,6 @@ else
   mkdir -p demo-output
   .venv/bin/python -c "from pathlib import Path; from demo.source import build; build(Path('$model'))"
 fi
+# One of them served by `narrowcast serve`, and what runs held against what was planned.
+.venv/bin/python engines/serve.py "$model"
 exec .venv/bin/python engines/run.py "$model" "$@"
