@@ -98,6 +98,15 @@ def test_what_comes_first_is_what_the_gpu_multiplies(
     assert bits[found.careful.preset] == 8
 
 
+def test_presets_whose_blocks_a_rank_would_cut_are_refused(llama: Path) -> None:
+    """14336 rows on 32 ranks are 448 each, no multiple of 128 and one of 32."""
+    found = plan(llama, "H100", tp=32).choice
+    assert found is not None
+    placed = {option.preset: option for option in found.options}
+    assert "448 is not a multiple of 128" in (placed["fp8_block"].refusal or "")
+    assert (placed["fp8_block"].runs, placed["fp8_dynamic"].runs) == ("refused", "natively")
+
+
 def test_a_model_that_does_not_fit_says_so_and_ranks_what_does(tmp_path: Path) -> None:
     model = written(tmp_path / "m", LLAMA3_8B | {"num_hidden_layers": 90})
     found = plan(model, "L4")

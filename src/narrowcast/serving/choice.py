@@ -27,6 +27,7 @@ from narrowcast.serving.memory import memory
 from narrowcast.serving.paths import Kernels, kernels
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
+from narrowcast.serving.splits import splits
 from narrowcast.serving.steps import arithmetic, attention_arithmetic
 from narrowcast.serving.traffic import decode, prefill
 from narrowcast.tensors.presets import Preset, presets
@@ -137,6 +138,9 @@ def option(served: Served, question: Question, name: str, quality: Quality | Non
     rows = kernels(served, question)
     room, arithmetics = memory(served, question), arithmetic(served, question, rows)
     row, runs = _refused(rows) or deciding(rows), runs_as(rows)
+    cut = splits(served, question.engine, ep=question.ep, sizes=(question.tp,)).first.get(question.tp)
+    if cut is not None:
+        runs = "refused"
     if runs == "refused":
         step = prompt = None
     else:
@@ -145,7 +149,7 @@ def option(served: Served, question: Question, name: str, quality: Quality | Non
         prompt = floor(prefill(served, question, arithmetics, words[1]).work, question.gpu).seconds
     return Option(
         name, runs, row.path.arithmetic, next(iter(row.path.kernels), ""), room.fits, step, prompt, room.tokens,
-        served.nbytes, quality, row.path.refusal,
+        served.nbytes, quality, row.path.refusal or cut,
     )  # fmt: skip
 
 
