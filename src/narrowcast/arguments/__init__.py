@@ -60,6 +60,7 @@ examples:
   narrowcast convert DeepSeek-FP8 out --to plain
   narrowcast compare DeepSeek-FP8 out
   narrowcast audit DeepSeek-FP8
+  narrowcast plan DeepSeek-FP8 --gpu H200 --tp 8
   narrowcast doctor vllm.log
 
 exit codes: 0 fine, 1 findings, 2 usage, 3 bad input, 4 undecided"""

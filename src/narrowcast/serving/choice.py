@@ -138,7 +138,7 @@ def option(served: Served, question: Question, name: str, quality: Quality | Non
     rows = kernels(served, question)
     room, arithmetics = memory(served, question), arithmetic(served, question, rows)
     row, runs = _refused(rows) or deciding(rows), runs_as(rows)
-    cut = splits(served, question.engine, ep=question.ep, sizes=(question.tp,)).first.get(question.tp)
+    cut = _cut(served, question)
     if cut is not None:
         runs = "refused"
     if runs == "refused":
@@ -151,6 +151,12 @@ def option(served: Served, question: Question, name: str, quality: Quality | Non
         name, runs, row.path.arithmetic, next(iter(row.path.kernels), ""), room.fits, step, prompt, room.tokens,
         served.nbytes, quality, row.path.refusal or cut,
     )  # fmt: skip
+
+
+def _cut(served: Served, question: Question) -> str | None:
+    """What the asked tensor parallelism would cut; a single GPU's shapes are the paths' own matter."""
+    tp = question.tp
+    return splits(served, question.engine, ep=question.ep, sizes=(tp,)).first.get(tp) if tp > 1 else None
 
 
 def _refused(rows: Sequence[Kernels]) -> Kernels | None:
