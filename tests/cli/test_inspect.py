@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 import toys
 from cli.running import Cli
+from serving.configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA3_8B
 
 PATH = "model.layers.0.mlp.up_proj"
 
@@ -272,3 +273,28 @@ def test_refusals(cli: Cli, tmp_path: Path) -> None:
     answer = cli("inspect", folder)
     assert answer.code == 3
     assert "config.json is not a JSON object" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("config", "kept", "said"),
+    [
+        (LLAMA3_8B, 131_072, "131,072 bytes in 16 bits (32 layers x 8 heads x 2 x 128)"),
+        # 70.272 kB: arXiv 2505.09343, table 1
+        (DEEPSEEK_V3, 70_272, "70,272 bytes in 16 bits (61 layers x 576 of a latent)"),
+        (
+            GPT_OSS_20B, 49_152,
+            "49,152 bytes in 16 bits (12 layers x 8 heads x 2 x 64 within 128 tokens, 12 layers x 8 heads x 2 x 64)",
+        ),
+        ({"model_type": "of_no_family"}, None, None),
+        (LLAMA3_8B | {"hidden_size": "4k"}, None, None),
+    ],
+    ids=("heads", "latent", "windows", "unknown", "spoiled"),
+)  # fmt: skip
+def test_what_a_token_adds(
+    cli: Cli, tmp_path: Path, config: dict[str, Any], kept: int | None, said: str | None
+) -> None:
+    """Bytes as they were published; nothing, and no error, where the geometry is not known."""
+    model = write(tmp_path / "m", {"model.norm.weight": np.ones(4, np.float32)}, config)
+    assert cli("inspect", model, "--json").json["kept_per_token"] == kept
+    page = " ".join(cli("inspect", model).out.split())
+    assert (said in page) if said is not None else ("kept per token" not in page)

@@ -236,6 +236,6 @@ def test_inner_json_keys_are_stable(cli: Cli, llama: Path) -> None:
         "elements", "clipped", "underflowed", "saturated",
     ]  # fmt: skip
     assert list(keys("inspect", llama)) == [
-        "schema", "verb", "model", "architectures", "model_type", "sizes", "quantization", "shards", "tensors",
-        "parameters", "bytes", "dtypes", "roles", "tied", "side_files", "oddities", "modules",
+        "schema", "verb", "model", "architectures", "model_type", "sizes", "quantization", "kept_per_token", "shards",
+        "tensors", "parameters", "bytes", "dtypes", "roles", "tied", "side_files", "oddities", "modules",
     ]  # fmt: skip

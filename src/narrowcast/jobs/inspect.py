@@ -15,8 +15,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from narrowcast.containers.contents import Contents, Stored
 from narrowcast.containers.detect import detect, open_source
@@ -34,6 +35,9 @@ from narrowcast.store.checkpoint import Checkpoint, text_config
 from narrowcast.store.folder import CONFIG, survey
 from narrowcast.store.gguf import is_gguf
 from narrowcast.store.safetensors import Entry, Reader
+
+if TYPE_CHECKING:
+    from narrowcast.model.geometry import Geometry
 
 # Tensors that describe codes and are none: scales, zero points, permutations, stored shapes.
 _DESCRIBES = re.compile(
@@ -100,6 +104,16 @@ class Inspection:
         text = text_config(self.config or {})
         return {key: text[key] for key in _SIZES if isinstance(text.get(key), int)}
 
+    @cached_property
+    def geometry(self) -> Geometry | None:
+        """What the config says that the text model is and keeps; None where it is no family that is known."""
+        from narrowcast.model.families import geometry
+
+        try:
+            return geometry(self.config or {})
+        except NarrowcastError:
+            return None
+
     def groups(self) -> dict[tuple[str, str], tuple[int, int, int]]:
         """(role, scheme) to (modules, parameters, bytes), the largest first."""
         found: dict[tuple[str, str], tuple[int, int, int]] = {}
@@ -116,6 +130,7 @@ class Inspection:
             "model_type": (self.config or {}).get("model_type"),
             "sizes": self.sizes,
             "quantization": self.quantization,
+            "kept_per_token": None if self.geometry is None else 2 * self.geometry.kept_elements(),
             "shards": self.shards,
             "tensors": self.tensors,
             "parameters": self.parameters,

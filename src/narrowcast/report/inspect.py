@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from narrowcast.jobs.inspect import Inspection
+from narrowcast.model.geometry import Attention, Geometry
 from narrowcast.report.tables import facts, hanging, paragraph, quantity, size, table
 
 _SHORT = {
@@ -41,6 +42,7 @@ def _head(found: Inspection) -> list[tuple[str, str]]:
         ("quantization", _method(found.quantization) if found.config is not None else ""),
         ("parameters", f"{found.parameters:,} ({quantity(found.parameters)})"),
         ("bytes", f"{found.nbytes:,} ({size(found.nbytes)}) in {shards}"),
+        ("kept per token", _kept(found.geometry) if found.geometry is not None else ""),
         ("tied", "; ".join(f"{head} is {embedding}" for head, embedding in found.tied)),
         (
             "beside them",
@@ -49,6 +51,25 @@ def _head(found: Inspection) -> list[tuple[str, str]]:
             else "",
         ),
     ]
+
+
+def _kept(geometry: Geometry) -> str:
+    """Bytes that one further token adds to a cache in 16 bits, and how they come about; windows that are not full."""
+    layers = ", ".join(filter(None, map(_layers, geometry.attention)))
+    return f"{2 * geometry.kept_elements():,} bytes in 16 bits ({layers})"
+
+
+def _layers(kept: Attention) -> str:
+    """``22 layers x 4 heads x 2 x 64``; what recurrent layers keep is of a sequence, whatever its length."""
+    some = f"{kept.keeping} layer{'s' * (kept.keeping != 1)}"
+    if kept.kind == "state":
+        return f"{some} with a state instead"
+    if kept.kind == "latent":
+        return f"{some} x {kept.k_dim} of a latent" + (", its index not counted" if kept.index else "")
+    heads = f"{kept.kv_heads} head{'s' * (kept.kv_heads != 1)}"
+    dims = f"2 x {kept.k_dim}" if kept.k_dim == kept.v_dim else f"({kept.k_dim} + {kept.v_dim})"
+    window = f" within {kept.window:,} tokens" if kept.window is not None else ""
+    return f"{some} x {heads} x {dims}{window}"
 
 
 def _method(config: Mapping[str, Any] | None) -> str:
