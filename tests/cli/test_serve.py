@@ -141,6 +141,15 @@ def test_json_is_one_document_whether_it_served_or_not(
         assert "Resolved architecture" in ran.err  # the log goes where it does no harm
 
 
+def test_a_checkpoint_that_was_made_is_served(
+    engine: Path, llama: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "fails")
+    (engine / f"{llama.name}-w4a16").mkdir()
+    cli("serve", llama, "--gpu", "cpu", "--preset", "w4a16")
+    assert json.loads((engine / "started.json").read_text())["argv"][:2] == ["serve", f"{llama.name}-w4a16"]
+
+
 def test_a_dry_run_starts_nothing(engine: Path, llama: Path, cli: Cli) -> None:
     ran = cli("serve", llama, "--gpu", "l4", "--kv", "fp8", "--dry-run")
     assert ran.code == 0
@@ -167,6 +176,9 @@ def test_what_would_be_refused_is_not_started(engine: Path, llama: Path, cli: Cl
     first = cli("serve", llama, "--gpu", "cpu", "--preset", "w4a16")
     assert first.code == 2
     assert "narrowcast quantize" in first.err
+    ranks = cli("serve", llama, "--engine", "sglang", "--gpu", "h100", "--pp", "2", "--gpus-per-node", "1",
+                "--executable", engine / "bin" / "vllm")  # fmt: skip
+    assert (ranks.code, "--node-rank RANK" in ranks.err) == (2, True)
     assert not (engine / "started.json").exists()
 
 

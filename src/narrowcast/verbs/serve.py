@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from narrowcast.errors import UsageError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from narrowcast.hardware.gpus import GPU
     from narrowcast.serving.command import Command
     from narrowcast.serving.question import Question
+    from narrowcast.serving.running import Ended
     from narrowcast.serving.served import Served
 
 
@@ -73,10 +75,18 @@ def _check(made: Command) -> None:
             got="; ".join(made.refusals),
             remedy="--dry-run shows the command",
         )
-    if made.before:
+    done = ("ray ", "narrowcast quantize ") if Path(made.model).exists() else ("ray ",)
+    waiting = [line for line in made.before if not line.startswith(done)]
+    if waiting:
         raise UsageError(
-            "something has to be done before the engine starts", got="; ".join(made.before),
+            "something has to be done before the engine starts", got="; ".join(waiting),
             remedy="do it, then serve what it makes; --dry-run shows the command",
+        )  # fmt: skip
+    open_ = [flag for flag in made.flags if flag.value in ("RANK", "FIRST:20000")]
+    if open_:
+        raise UsageError(
+            "each machine has values of its own", got=", ".join(flag.name for flag in open_),
+            remedy=f"give them behind --: {' '.join(f'{flag.name} {flag.value}' for flag in open_)}",
         )  # fmt: skip
 
 
@@ -108,7 +118,7 @@ def _watch(
     return ended.exit_code
 
 
-def _end(made: Command, ended: Any) -> str:
+def _end(made: Command, ended: Ended) -> str:
     from narrowcast.doctor.rows import NAMES
 
     how = f"exit code {ended.code}" if ended.code >= 0 else f"killed by {signal.Signals(-ended.code).name}"
