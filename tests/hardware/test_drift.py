@@ -35,11 +35,11 @@ LINEAR = {
     "NVFP4_WEIGHT_ONLY": "_POSSIBLE_NVFP4_KERNELS",
     "MXFP4": "_POSSIBLE_MXFP4_KERNELS",
     "MXFP4_ALWAYS": "_POSSIBLE_MXFP4_KERNELS",
-    "MXFP4_FP8": "_POSSIBLE_MXFP4_KERNELS",
     "MXFP6": "_POSSIBLE_MXFP6_KERNELS",
     "MXFP8": "_POSSIBLE_MXFP8_KERNELS",
 }
 ELSEWHERE = {
+    "MXFP4_FP8": "the list is gone through twice, for FP8 inputs and then for MXFP4 inputs",
     "MXFP4_STATIC_FP8": "Quark's scheme chooses between two by hand",
     "TORCHAO": "torchao chooses for itself",
 }
@@ -64,7 +64,7 @@ LEFT_OUT = {
     "Dynamic4bit": "Arm's CPUs",
 }
 # Families that take a part of vllm's list by themselves: the weight-only NVFP4 kernels, and those with these inputs.
-PARTS = {"FP8_WEIGHT_ONLY", "W4A8_INT", "W4A8_FP8", "NVFP4_WEIGHT_ONLY", "MXFP4_FP8"}
+PARTS = {"FP8_WEIGHT_ONLY", "W4A8_INT", "W4A8_FP8", "NVFP4_WEIGHT_ONLY"}
 
 
 def platform(gpu: GPU) -> str | None:

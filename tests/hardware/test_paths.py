@@ -59,6 +59,8 @@ RUNS = [
     # MX
     ("vllm", CT, "mxfp4", "b200", "FlashInferMxFp4", "mxfp4"),
     ("vllm", CT, "mxfp4", "h100", "MarlinMxFp4", WEIGHT_ONLY),
+    ("vllm", CT, "mxfp4xfp8", "h100", "MarlinMxFp4", WEIGHT_ONLY),
+    ("vllm", CT, "mxfp4xfp8", "b200", "FlashInferMxFp4", "mxfp4"),
     ("vllm", "quark", "mxfp4", "mi355x", "AiterMxfp4", "mxfp4"),
     ("vllm", "quark", "mxfp4", "mi300x", "EmulationMxfp4", EMULATED),
     ("vllm", CT, "mxfp8", "b200", "FlashInferCutedslMxfp8", "mxfp8"),
@@ -170,7 +172,7 @@ def test_notes_tell_what_is_surprising() -> None:
     assert "the engine quantizes the inputs" not in notes("quark", "mxfp4a16", "b200")
     assert "0.15 POPS" in notes(CT, "int8", "b300")
     assert "0.15 POPS" not in notes(CT, "int8", "b200")
-    assert "only with humming installed" in notes(CT, "mxfp4xfp8", "h100")
+    assert "MXFP4 inputs are asked for instead" in notes(CT, "mxfp4xfp8", "h100")
 
 
 def test_shapes_and_groups_choose_the_kernel() -> None:

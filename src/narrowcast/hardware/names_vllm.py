@@ -62,7 +62,7 @@ _READ = (
     _method("modelopt_mxfp8", READS, "ModelOpt's MXFP8", 80, containers=("modelopt",)),
     _method(
         "modelopt_mixed", READS, "ModelOpt's MIXED_PRECISION: an algorithm for each layer, from quantized_layers",
-        80, containers=("modelopt",),
+        75, containers=("modelopt",),
     ),
     _method("quark", READS, "AMD Quark's FP8, INT8, INT4, MX formats and NVFP4", 70, containers=("quark",)),
     _method(

@@ -126,7 +126,10 @@ _COMPRESSED_TENSORS = (
         _CT, "nvfp4", (), refusal="For NVFP4 weights, input quantization must also be NVFP4 format, None for NVFP4A16",
         remedy="nvfp4 or nvfp4a16", reach=CUDA,
     ),
-    row(_CT, "mxfp4", ("fp8_token", "fp8_group"), family=k.MXFP4_FP8, reach=sm(75)),
+    row(
+        _CT, "mxfp4", ("fp8_token", "fp8_group"), family=k.MXFP4_FP8, reach=Reach(80, archs=ROCM),
+        notes=("without humming no kernel takes FP8 inputs, and MXFP4 inputs are asked for instead, with a warning",),
+    ),
     row(_CT, "mxfp4", ("mxfp4", "wide"), family=k.MXFP4_ALWAYS, reach=Reach(80, archs=ROCM)),
     row(_CT, "mxfp8", ("mxfp8", "wide"), family=k.MXFP8, reach=Reach(75, archs=ROCM)),
     row(

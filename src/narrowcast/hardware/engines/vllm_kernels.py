@@ -201,7 +201,11 @@ MXFP4 = (
 )
 # Where the engine passes MXFP4 inputs to the choice whatever the checkpoint says, every kernel fits.
 MXFP4_ALWAYS = tuple(replace(kernel, fits=_everything) for kernel in MXFP4)
-MXFP4_FP8 = (Kernel("HummingMxFp4", UNKNOWN, sm(75), package=HUMMING),)
+# FP8 inputs are tried first, which only Humming takes; then the class asks once more, with MXFP4 inputs.
+MXFP4_FP8 = (
+    Kernel("HummingMxFp4", UNKNOWN, sm(75), package=HUMMING),
+    *(kernel for kernel in MXFP4_ALWAYS if kernel.name != "HummingMxFp4"),
+)
 
 MXFP4_STATIC_FP8 = (
     Kernel("EmulationQuarkW4A8Mxfp4Fp8", EMULATED, sm(75)),
