@@ -10,6 +10,7 @@
     splits     which ways of spreading the model over GPUs keep it whole
     choice     presets ranked for this model and this GPU
     command    the engine's command line, each flag with its reason
+    running    the engine as a child, watched; beside puts what its log says runs beside the plan
     plan       all of these in one answer
 
 Lower bounds are called so; assumptions are printed with the answer that rests on them.
