@@ -202,3 +202,13 @@ def test_models_that_are_none(cli: Cli, tmp_path: Path) -> None:
         page = cli("plan", path, "--gpu", "L4")
         assert page.code == code, page.err
         assert "--debug" not in page.err
+
+
+def test_json_keys_are_stable(cli: Cli, model: Path) -> None:
+    record = cli("plan", model, "--gpu", "L4", "--json").json
+    assert list(record) == [
+        "schema", "verb", "model", "question", "fits", "runs", "path", "attention", "floor", "floor_of_one", "formats",
+        "memory", "caches", "splits", "choice", "quality", "do_not", "serve", "assumed",
+    ]  # fmt: skip
+    assert list(record["choice"]) == ["first", "fastest", "careful", "wide", "options", "notes"]
+    assert list(record["do_not"][0]) == ["name", "what", "why", "instead", "source"]
