@@ -21,7 +21,7 @@ from narrowcast.errors import CheckpointError
 from narrowcast.jobs.coded import Logical, Opened, open_coded
 from narrowcast.model.geometry import Attention, Geometry, Matrix, Split
 from narrowcast.model.modules import Module
-from narrowcast.model.roles import Role, find_function, find_place, quantization_config
+from narrowcast.model.roles import Role, find_place, quantization_config
 from narrowcast.numbers.formats import BF16, FP32, Format, formats
 from narrowcast.serving.served import TOWERS, Group
 from narrowcast.store.checkpoint import Checkpoint, text_config
@@ -35,6 +35,8 @@ _COLUMN = re.compile(
     r"|embed_tokens|wte|lm_head|output|embed_out"
 )
 _ROW = re.compile(r"(o|out|down|c)_proj|w2|fc2|fc_out|dense|dense_4h_to_h|output_linear")
+# What families keep as buffers, which no geometry counts: corrections of routers, Gemma 4's scalars.
+_BUFFERS = re.compile(r"\b(e_score_correction\w*|expert_bias|moe_statics\.\w+|tid2eid|layer_scalar)$")
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 
 
@@ -89,7 +91,8 @@ def read(checkpoint: Checkpoint, geometry: Geometry | None) -> Read:
     kinds: dict[Kind, Found] = {}
     notes = list(opened.contents.notes)
     skipped = 0
-    for module in opened.modules:
+    matrices = [module for module in opened.modules if module.kind]  # no norms of two axes
+    for module in matrices:
         if module.role is Role.LM_HEAD and module.tied is not None:
             skipped += opened.entries[module.tensor].nbytes
             notes.append(f"{module.name} is stored and tied to {module.tied}: engines load one of them")
@@ -101,14 +104,14 @@ def read(checkpoint: Checkpoint, geometry: Geometry | None) -> Read:
     kinds = dict(sorted(kinds.items(), key=lambda item: family.place(item[0])))
     groups = tuple(family.group(kind, found) for kind, found in kinds.items())
     total = sum(blocks.get(name, ("", entry.nbytes))[1] for name, entry in checkpoint.entries.items())
-    inside = {name for module in opened.modules for name in (module.tensor, module.bias) if name is not None}
+    inside = {name for module in matrices for name in (module.tensor, module.bias) if name is not None}
     rest = [entry for name, entry in opened.entries.items() if name not in inside]
     tower = {entry.name: entry for entry in rest if _tower(entry.name, config)}
     tower_bytes = sum(entry.nbytes for entry in tower.values())
     return Read(
         groups, tuple(_one(kind, found.module) for kind, found in kinds.items()),
         total - skipped - tower_bytes - sum(group.nbytes for group in groups), tower_bytes,
-        sum(prod(entry.shape) for entry in rest if entry.name not in tower and not _corrects(entry.name)),
+        sum(prod(entry.shape) for entry in rest if entry.name not in tower and not _BUFFERS.search(entry.name)),
         len({layer for kind, found in kinds.items() for layer in found.layers if layer and kind.role not in TOWERS}),
         opened.contents.kv, bool(opened.contents.cache_scales), opened.contents.container, tuple(notes),
     )  # fmt: skip
@@ -120,12 +123,6 @@ def _one(kind: Kind, module: Module) -> Module:
     if module.parts and kind.stack is None:
         return replace(module, name=name, shape=kind.shape, experts=None, orientation="out_in", parts=())
     return replace(module, name=name)
-
-
-def _corrects(name: str) -> bool:
-    """Whether a tensor is a router's correction, a buffer that no geometry counts."""
-    row = find_function(name)
-    return row is not None and row.role is Role.ROUTER
 
 
 def _tower(name: str, config: Mapping[str, Any]) -> bool:
@@ -181,6 +178,7 @@ class _Family:
     def __init__(self, geometry: Geometry | None, config: Mapping[str, Any]) -> None:
         matrices = geometry.matrices if geometry is not None else ()
         self.known = {_tail(matrix.name): matrix for matrix in matrices}
+        self.shaped = {(_tail(matrix.name), matrix.shape): matrix for matrix in matrices}
         self.order = {name: i for i, name in enumerate(self.known)}
         text = text_config(config)
         self.active = next((text[key] for key in _ACTIVE if isinstance(text.get(key), int)), 1)
@@ -210,13 +208,14 @@ class _Family:
             experts = found.count // layers
         else:
             layers = found.count
-        told = self.known.get(_tail(kind.name))
+        tail = _tail(kind.name)
+        told = self.shaped.get((tail, kind.shape)) or self.known.get(tail)
         if told is None or kind.role in TOWERS:
             active = min(self.active, experts) if kind.role is Role.EXPERT else experts
             told = Matrix(kind.name, kind.role, kind.shape, active=active, split=_split(kind.name))
         pieces = told.pieces if sum(told.pieces) == kind.shape[0] else ()
         matrix = replace(
-            told, name=kind.name, role=kind.role, shape=kind.shape, layers=layers, experts=experts,
+            told, name=kind.name, shape=kind.shape, layers=layers, experts=experts,
             active=min(told.active, experts), bias=kind.bias, pieces=pieces,
         )  # fmt: skip
         return Group(matrix, kind.linear, round(kind.nbytes * found.count), kind.dtype, kind.format)
