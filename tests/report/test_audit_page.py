@@ -16,6 +16,7 @@ import narrowcast
 from audit.editing import at, edit, parent, quantized
 from audit.test_rules import CASES
 from narrowcast.cli import main
+from narrowcast.hardware.gpus import gpus
 from narrowcast.report.audit import Spent, audit_page, audit_record
 from narrowcast.report.audit_page import html_page
 from narrowcast.report.drawing import power
@@ -23,6 +24,10 @@ from narrowcast.report.figures import _spread
 from narrowcast.report.page_style import SCRIPT
 from narrowcast.report.records import record
 from narrowcast.report.sarif import sarif_text
+from narrowcast.report.tables import size
+from narrowcast.serving.loading import load
+from narrowcast.serving.memory import memory
+from narrowcast.serving.question import Question
 from report.pages import check_whole
 
 SCALE = "model.layers.{}.mlp.up_proj.weight_scale"
@@ -133,3 +138,20 @@ def test_reports_of_every_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     told = {one["rule"] for one in json.loads(record("audit", audit_record(found, spent)))["findings"]}
     assert code in told or (code == "NC001" and told)  # which gives way to what explains it better
     check_whole(html_page(found, spent))
+
+
+def test_what_fills_the_gpu(tmp_path: Path) -> None:
+    """Bars of the plan's memory where a GPU was asked for; none without one, or where no plan can be made."""
+    model = quantized(tmp_path, "fp8_dynamic")
+    title, spent = "<b>What fills the GPU</b>", Spent(1.0, 0)
+    page = html_page(narrowcast.audit(model, engine="vllm", gpu="l4", tp=2), spent)
+    counted = memory(load(str(model)), Question(gpus["l4"], tp=2))
+    assert page.count(title) == 1
+    assert f"as it is: weights {size(counted.total)}" in page
+    assert "on each of 2 l4" in page
+    check_whole(page)
+    assert title not in html_page(narrowcast.audit(model), spent)
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"]["config_groups"] = {"group_0": "nothing"}
+    (model / "config.json").write_text(json.dumps(config))
+    assert title not in html_page(narrowcast.audit(model, gpu="l4"), spent)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from narrowcast.audit.findings import SEVERITIES, Finding
 from narrowcast.audit.portability import Where
 from narrowcast.audit.run import Audit
+from narrowcast.errors import NarrowcastError
 from narrowcast.report import portability
 from narrowcast.report.audit import (
     Spent,
@@ -23,11 +24,15 @@ from narrowcast.report.audit import (
     quantized_share,
     shared,
 )
+from narrowcast.report.drawing import Drawn
 from narrowcast.report.figures import figures
 from narrowcast.report.page import coded, escaped, facts, figure, whole
 from narrowcast.report.page_style import AUDIT, SCRIPT, STYLE
+from narrowcast.report.plan_figures import memory_figure
 from narrowcast.report.rules import rows
 from narrowcast.report.tables import percent, seconds
+from narrowcast.serving.loading import load
+from narrowcast.serving.question import Question
 
 SHOWN = 200  # entries of a rule; the record has them all
 _TITLES = {"error": "Errors", "warning": "Warnings", "info": "Good to know"}
@@ -151,11 +156,23 @@ def _row(row: Where) -> str:
 
 
 def _plots(found: Audit) -> list[str]:
-    drawn = figures(found)
+    drawn = [*_room(found), *figures(found)]
     if not drawn:
         return []
     plots = "".join(figure(one) for one in drawn)
     return ["<h2>Plots</h2>", f"<div class=plots>{plots}</div>"]
+
+
+def _room(found: Audit) -> list[Drawn]:
+    """What fills the GPU that was asked for, where a plan of the model can be made."""
+    subject = found.subject
+    if subject.gpu is None:
+        return []
+    try:
+        question = Question(subject.gpu, subject.engine or "vllm", subject.tp)
+        return [memory_figure(load(subject.model), question)]
+    except NarrowcastError:  # the findings say what is wrong with it
+        return []
 
 
 def _unseen(found: Audit) -> list[str]:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from narrowcast.errors import UsageError
 from narrowcast.hardware.cost import column, floor
 from narrowcast.hardware.gpus import GPU
-from narrowcast.report.drawing import BAND, ERROR, FAINT, INK, color_of
+from narrowcast.report.drawing import BAND, ERROR, FAINT, INK, Drawn, color_of, draw, style
 from narrowcast.report.plots import write_plot
 from narrowcast.report.tables import middle, number, size
-from narrowcast.serving.memory import Memory
+from narrowcast.serving.memory import Memory, memory
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
 from narrowcast.serving.side_by_side import in_format
@@ -179,6 +179,25 @@ def paint_memory(axes: Axes, named: Mapping[str, Memory], batch: int) -> None:
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("GB on one GPU; the band is left to the engine")
+
+
+def memory_figure(served: Served, question: Question) -> Drawn:
+    """The bars of the model as it is and in 16 bits, for a page. UsageError as ``paint_memory``."""
+    named = {
+        "as it is": memory(served, question),
+        "in 16 bits": memory(in_format(served, "BF16"), question),
+    }
+
+    def paint(axes: Axes) -> None:
+        paint_memory(axes, named, question.batch)
+
+    gpus = question.gpu.name if question.tp == 1 else f"each of {question.tp} {question.gpu.name}"
+    caption = (
+        f"Weights by class, and the cache of {question.batch} sequence of {question.context:,} tokens, on {gpus}, as "
+        "narrowcast plan counts them from the headers."
+    )
+    with style():
+        return Drawn("What fills the GPU", caption, draw(paint, (ROOFLINE[0], BARS + BAR * len(named))))
 
 
 def _classes(axes: Axes, kinds: Sequence[str]) -> None:
