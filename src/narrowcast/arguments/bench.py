@@ -7,9 +7,9 @@ import argparse
 from narrowcast.arguments.parser import MODEL, Verb, count
 
 _BENCH = """\
-Measures the machine's memory bandwidth over what a step of the model reads, then
-decode steps and prefills, and prints them beside the lower bounds. Tokens are
-random; what is said does not change how long it takes.
+Measures the machine's memory bandwidth over what a step of the model reads,
+then decode steps and prefills, and prints them beside the lower bounds. Tokens
+are random; what is said does not change how long it takes.
 
 examples:
   narrowcast bench MODEL-FP8 --against MODEL

@@ -9,10 +9,10 @@ from narrowcast.arguments.parser import Verb, count
 from narrowcast.arguments.plan import MODEL, tokens
 
 _SERVE = """\
-Prints the engine's command with a reason for each flag, runs it where the engine
-is installed, passes its log on, and says what is really running beside what was
-planned once it serves. Ctrl-C stops it. What stands behind -- goes to the engine
-as it is. Exit code 0: it was stopped or only printed; 1: it failed.
+Prints the engine's command with a reason for each flag, runs it where the
+engine is installed, passes its log on, and says what is really running beside
+what was planned once it serves. Ctrl-C stops it. What stands behind -- goes to
+the engine as it is. Exit code 0: it was stopped or only printed; 1: it failed.
 
 examples:
   narrowcast serve MODEL

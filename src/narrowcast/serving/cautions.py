@@ -311,7 +311,7 @@ def _old_name(case: Case) -> Said | None:
         return None
     return (
         "`--quantization fp8` on this unquantized checkpoint",
-        "vLLM 0.32 refuses the old name for quantizing while loading",
+        "an old name: vLLM 0.32 warns that it is deprecated and takes fp8_per_tensor, one scale for a whole matrix",
         "--quantization fp8_per_channel, or `narrowcast quantize MODEL OUT --preset fp8_dynamic` once",
     )
 
