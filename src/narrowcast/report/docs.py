@@ -24,7 +24,7 @@ from narrowcast.report import engines as engine_pages
 from narrowcast.report.containers import LEGEND, container_rows, preset_rows
 from narrowcast.report.formats import bit_layout, format_page
 from narrowcast.report.gpus import gpu_page
-from narrowcast.report.gpus_doc import HERE, INTRO, OWN, doc_notes, doc_rows
+from narrowcast.report.gpus_doc import HERE, INTRO, doc_notes, doc_own, doc_rows
 from narrowcast.report.rules import Row
 from narrowcast.report.rules import rows as rules
 from narrowcast.report.schemes import scales_words, scheme_page
@@ -251,7 +251,7 @@ def gpus_doc() -> list[str]:
         "",
         "## Your own",
         "",
-        OWN,
+        *doc_own(),
         "",
         "## This machine's",
         "",

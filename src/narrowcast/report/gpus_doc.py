@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from textwrap import dedent
+
+from narrowcast.hardware import own_gpus
 from narrowcast.hardware.gpu import COLUMNS, Source
 from narrowcast.hardware.gpus import gpus
 from narrowcast.report.gpus import LEGEND, cells, peak_cell, subjects, told
@@ -13,35 +17,24 @@ INTRO = (
     "",
     f"{LEGEND} reached: what the largest products reached, in TFLOPS.",
 )
-OWN = """\
-Tables in a TOML file, named by `--gpus FILE` or by the variable `NARROWCAST_GPUS`; no file is read without being named.
-A row may be like another: what it does not say is the other's.
-
-```toml
-[gpu.my-card]
-like = "h100"
-memory = 96                             # GB
-bandwidth = 3.9                         # TB/s
-peaks = { bf16 = 835, fp8 = 1671 }      # dense TFLOPS, integers in TOPS
-achieved = { bf16 = 700 }               # what large products reach
-notes = ["the board in rack 4"]
-
-[gpu.other]
-capability = "8.9"                      # or arch = "gfx942"; says vendor and formats too
-memory = 20
-bandwidth = 0.36
-source = "its datasheet"                # else: the file
-date = "2026-05-01"                     # else: the day on which the file was changed
-```
-
-Further keys are `vendor`, `formats` and `aliases`. A key or value that is not understood is refused, and so is a name
-that already has a row."""
+OWN = (
+    "Tables in a TOML file, named by `--gpus FILE` or by the variable `NARROWCAST_GPUS`; no file is read without being "
+    "named. A row may be like another: what it does not say is the other's."
+)
 HERE = """\
 `narrowcast gpus --here`, and `--gpu here` of other verbs: what nvidia-smi, amd-smi or rocm-smi lists, with the memory
 that the driver reports. A card without a row keeps what the driver says, and its bandwidth and peaks are unknown.
 Without a GPU it is the processor: for about a second its bandwidth is measured, reading and copying arrays of several
 last caches with all threads. The fastest pass counts, and the median is told beside it: other work on the machine
 lowers both. From Python: `narrowcast.hardware.own_gpus.named(NAME, FILE)`."""
+
+
+def doc_own() -> list[str]:
+    """The file of own rows: its example and its keys, as the module that reads it has them."""
+    text = str(inspect.getdoc(own_gpus))
+    start, end = text.index("    [gpu."), text.index("Further keys")
+    keys = text[end : text.index(" Left out")].replace("``", "`")
+    return [OWN, "", "```toml", *dedent(text[start:end]).strip().splitlines(), "```", "", *keys.splitlines()]
 
 
 def doc_rows(sources: list[Source]) -> tuple[list[str], list[tuple[str, ...]]]:
