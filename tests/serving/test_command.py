@@ -6,6 +6,7 @@ Flags are held against the engines' own argument definitions (engine_flags.py), 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from narrowcast.hardware.cache_modes import CACHE_MODES
 from narrowcast.hardware.gpus import gpus
 from narrowcast.hardware.names import CACHE, METHOD, find
 from narrowcast.serving.command import DIALECTS, Command, command, dialect
-from narrowcast.serving.loading import from_config
+from narrowcast.serving.loading import from_config, load
 from narrowcast.serving.online import method
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
@@ -309,3 +310,13 @@ def test_it_is_plain_data() -> None:
 def test_served_is_not_read_for_a_name_that_is_no_file() -> None:
     served: Served = from_config("nowhere/model", LLAMA)
     assert command(served, Question(gpus["l4"])).model == "nowhere/model"
+
+
+def test_a_config_file_is_served_from_its_folder_and_missed_weights_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    made = command(load(file), Question(gpus["h100"]))
+    assert made.model == str(tmp_path)
+    assert any("no weights" in text for text in made.warnings)
+    (tmp_path / "model.safetensors").touch()
+    assert not any("no weights" in text for text in command(load(file), Question(gpus["h100"])).warnings)

@@ -13,9 +13,10 @@ Left out: flags of speed alone (graphs, chunked prefill, scheduling), which do n
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from narrowcast.errors import UsageError
@@ -134,7 +135,7 @@ def command(
     how = settling.quantization(spoken, served, question, quantization)
     made = how.made
     asked = Asked(
-        served, question, made or served.name, how.word, settling.cache(spoken, served, question),
+        served, question, made or _folder(served.name), how.word, settling.cache(spoken, served, question),
         settling.dtype(served, question, config), port, host, name, gpus_per_node,
         settling.powers_of_two(config),
     )  # fmt: skip
@@ -146,13 +147,25 @@ def command(
         spoken.engine, spoken.version, spoken.program, spoken.module, spoken.model_flag, asked.model,
         tuple(flags), tuple(extra), tuple(variables), spoken.files(asked), (*first, *spoken.before(asked)),
         tuple(settling.refusals(asked, flags)),
-        (*how.said, *renamed,
+        (*how.said, *renamed, *_without_weights(served, made),
          *settling.warnings(asked, spoken, config, extra, environment or {})), port or spoken.port, host,
     )  # fmt: skip
 
 
+def _folder(name: str) -> str:
+    """What an engine takes for a model: of a config file its folder."""
+    return str(Path(name).parent) if name.endswith(".json") else name
+
+
+def _without_weights(served: Served, made: str | None) -> Iterator[str]:
+    """A warning where only a config lies there."""
+    folder = Path(_folder(served.name))
+    if made is None and folder.is_dir() and not any(folder.glob("*.safetensors")):
+        yield f"there are no weights in {folder}: the engine will find nothing to load"
+
+
 def _quantize(served: Served, made: str) -> str:
     """The line that makes the checkpoint first."""
-    words = ["narrowcast", "quantize", served.name, made, "--preset", str(served.preset)]
+    words = ["narrowcast", "quantize", _folder(served.name), made, "--preset", str(served.preset)]
     words += [] if served.container == "compressed-tensors" else ["--container", served.container]
     return shlex.join(words)
