@@ -84,6 +84,38 @@ GEMMA4 = {
     "vocab_size_per_layer_input": 100,
 }
 CROSSED = {**PLAIN, "num_hidden_layers": 5, "cross_attention_layers": [1, 3]}
+ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40, "moe_num_shared_experts": 2}
+KIMI = {
+    **ALL_HEADS,
+    **{name: value for name, value in MLA.items() if name != "q_lora_rank"},
+    "linear_head_dim": 10,
+    "linear_num_heads": 3,
+    "num_experts": 6,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+ZAMBA = {
+    **ALL_HEADS,
+    "num_hidden_layers": 5,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"],
+    "mamba_d_state": 12,
+    "mamba_d_conv": 3,
+    "mamba_headdim": 16,
+    "n_mamba_heads": 8,
+    "mamba_ngroups": 2,
+    "num_mem_blocks": 2,
+    "adapter_rank": 7,
+}
+GPT = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 72, "vocab_size": 130}
+OPT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "ffn_dim": 96,
+    "vocab_size": 130,
+    "max_position_embeddings": 72,
+}
+FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 130}
+FALCON_40B = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
 SHORT = {**PLAIN, "layer_types": ["conv", "full_attention", "conv"]}
 
 # model_type and fields; a model_type comes more than once where switches change what is there.
@@ -162,6 +194,44 @@ TOYS: list[tuple[str, dict[str, Any]]] = [
     ("lfm2_moe", {**SHORT, **MOE, "num_dense_layers": 1}),
     ("nemotron_h", NEMOTRON),
     ("nemotron_h", {**NEMOTRON, "moe_latent_size": 24, "mlp_bias": True}),
+    *((family, GPT) for family in ("gpt2", "gpt_bigcode", "gptj")),
+    ("gpt2", {**GPT, "n_inner": 96, "tie_word_embeddings": False}),
+    ("gpt_bigcode", {**GPT, "multi_query": False}),
+    ("gpt_neox", ALL_HEADS),
+    ("gpt_neox", {**ALL_HEADS, "attention_bias": False, "tie_word_embeddings": True}),
+    ("bloom", {"hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 130}),
+    ("opt", OPT),
+    ("opt", {**OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+    ("opt", {**OPT, "enable_bias": False, "layer_norm_elementwise_affine": False}),
+    ("falcon", FALCON),
+    ("falcon", {**FALCON, "multi_query": False, "parallel_attn": False, "alibi": True}),
+    ("falcon", {**FALCON_40B, "bias": True}),
+    ("falcon", {**FALCON_40B, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 96}),
+    ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 130, "max_seq_len": 72}),
+    ("phi", PLAIN),
+    ("phi", {**PLAIN, "qk_layernorm": True}),
+    ("stablelm", {**PLAIN, "qk_layernorm": True, "use_qkv_bias": True}),
+    ("stablelm", {**PLAIN, "use_parallel_residual": True}),
+    *(("apertus", {**PLAIN, **switches}) for switches in ({}, BIASED)),
+    *(("internlm3", {**HEADS, **switches}) for switches in ({}, BIASED)),
+    ("ernie4_5_moe", {**PLAIN, **ERNIE, "moe_layer_start_index": 1}),
+    (
+        "ernie4_5_moe",
+        {
+            **PLAIN,
+            **ERNIE,
+            "num_hidden_layers": 7,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 4,
+            "moe_layer_interval": 2,
+            "use_bias": True,
+        },
+    ),
+    ("hunyuan_v1_moe", {**HEADS, "num_experts": 6, "moe_topk": 2}),
+    ("exaone_moe", {**HEADS, **MOE, "num_shared_experts": 2}),
+    ("kimi_linear", {**KIMI, "mlp_layer_types": ["sparse"] * 3}),
+    ("zamba2", ZAMBA),
+    ("zamba2", {**ZAMBA, "use_shared_attention_adapter": True, "add_bias_linear": True}),
     ("mllama_text_model", CROSSED),
     ("gemma3n_text", GEMMA3N),
     ("gemma4_text", GEMMA4),

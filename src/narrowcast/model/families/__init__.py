@@ -3,7 +3,7 @@
 geometry(config)   →  Geometry, or CheckpointError with the field that is missing
 
 fields, blocks     what is read, and what families are made of
-dense, experts, hybrid, nemotron, gemma, crossed   families, by what their layers are
+dense, early, experts, hybrid, nemotron, gemma, crossed   families, by what their layers are
 towers             text parts of multimodal models
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from narrowcast.errors import CheckpointError
-from narrowcast.model.families import crossed, dense, experts, gemma, hybrid, nemotron
+from narrowcast.model.families import crossed, dense, early, experts, gemma, hybrid, nemotron
 from narrowcast.model.families.fields import Fields
 from narrowcast.model.families.towers import DEFAULTS, TOWERS, in_tower
 from narrowcast.model.geometry import Geometry
@@ -22,6 +22,7 @@ from narrowcast.store.checkpoint import text_config
 Family = Callable[[Fields], Geometry]
 FAMILIES: Mapping[str, Family] = {
     **dense.FAMILIES,
+    **early.FAMILIES,
     **experts.FAMILIES,
     **hybrid.FAMILIES,
     **gemma.FAMILIES,

@@ -32,10 +32,19 @@ class Decoder:
     """A model in the making: ``layers`` of width ``hidden``, with its embedding and its head."""
 
     def __init__(
-        self, fields: Fields, *, tied: bool = False, root: str = "model", table: str = "embed_tokens"
+        self,
+        fields: Fields,
+        *,
+        tied: bool = False,
+        root: str = "model",
+        table: str = "embed_tokens",
+        stack: str = "layers",
+        head: str = "lm_head",
     ) -> None:
         self.fields = fields
         self.root = root
+        self.stack = stack
+        self.head = head
         self.table = table
         self.hidden = fields.count("hidden_size")
         self.layers = fields.count("num_hidden_layers")
@@ -47,6 +56,7 @@ class Decoder:
         self.notes: list[str] = []
         self.head_bias = False
         self.rows = self.vocabulary  # of the embedding
+        self.width = self.hidden  # of the embedding and the head
 
     def linear(
         self,
@@ -66,7 +76,7 @@ class Decoder:
         if layers and experts:
             self.matrices.append(
                 Matrix(
-                    f"{self.root}.layers.*.{name}",
+                    f"{self.root}.{self.stack}.*.{name}",
                     role,
                     shape,
                     layers,
@@ -116,13 +126,23 @@ class Decoder:
         self.linear(prefix + leaf, Role.ATTENTION, (self.hidden, q * dim), layers, "row", heads=q, bias=o)
         self.vectors += layers * {"": 0, "head": 2 * dim, "whole": (q + kv) * dim}[norm]
 
-    def attend_fused(self, layers: int, heads: tuple[int, int, int], *, prefix: str = "self_attn.") -> None:
+    def attend_fused(
+        self,
+        layers: int,
+        heads: tuple[int, int, int],
+        *,
+        prefix: str = "self_attn.",
+        leaf: str = "qkv_proj",
+        out: str = "o_proj",
+        qkv: bool = False,
+        o: bool = False,
+    ) -> None:
         """The same with query, key and value in one matrix on disk."""
         q, kv, dim = heads
         pieces = (q * dim, kv * dim, kv * dim)
-        self.linear(prefix + "qkv_proj", Role.ATTENTION, (sum(pieces), self.hidden), layers, "column",
-                    heads=q, pieces=pieces)  # fmt: skip
-        self.linear(prefix + "o_proj", Role.ATTENTION, (self.hidden, q * dim), layers, "row", heads=q)
+        self.linear(prefix + leaf, Role.ATTENTION, (sum(pieces), self.hidden), layers, "column",
+                    heads=q, pieces=pieces, bias=qkv)  # fmt: skip
+        self.linear(prefix + out, Role.ATTENTION, (self.hidden, q * dim), layers, "row", heads=q, bias=o)
 
     def gated(
         self,
@@ -219,15 +239,17 @@ class Decoder:
         """All of it, with the embedding first and the head last."""
         fields = self.fields
         matrices = [
-            Matrix(f"{self.root}.{self.table}", Role.EMBEDDING, (self.rows, self.hidden), split="column"),
+            Matrix(f"{self.root}.{self.table}", Role.EMBEDDING, (self.rows, self.width), split="column"),
             *self.matrices,
         ]
-        if not self.tied:
+        if self.tied:
+            self.vectors += self.head_bias * self.vocabulary
+        else:
             matrices.append(
                 Matrix(
-                    "lm_head",
+                    self.head,
                     Role.LM_HEAD,
-                    (self.vocabulary, self.hidden),
+                    (self.vocabulary, self.width),
                     split="column",
                     bias=self.head_bias * self.vocabulary,
                 )

@@ -75,7 +75,8 @@ class Dense:
     """What tells a dense family from Llama: ``norms`` as wide as the model in each layer (``norm_bias``: LayerNorms
     with biases), the ``norm`` of queries and keys (a pair: where that switch is on), biases of q, k and v (``bias``),
     of the output (``o``), of the network (``mlp``) and of the ``head``, the network's ``leaves``, q, k and v ``fused``
-    on disk, the default of ``tied``, ``dim`` as in ``Decoder.heads``, and the rule of ``sliding`` layers."""
+    on disk, the default of ``tied``, ``dim`` as in ``Decoder.heads``, the rule of ``sliding`` layers, and ``further``
+    numbers in each layer that are nothing of these."""
 
     norms: int = 2
     norm: str | tuple[str, str] = ""
@@ -90,15 +91,21 @@ class Dense:
     tied: bool = False
     dim: bool = False
     sliding: Sliding = nowhere
+    further: int = 0
 
     def __call__(self, fields: Fields) -> Geometry:
         """The geometry of a config of this family."""
-        model = Decoder(fields, tied=self.tied)
+        model = self.begin(fields)
         model.head_bias = on(fields, self.head)
         self.attend(model)
         self.network(model)
         model.norms(self.norms, bias=self.norm_bias, last=self.last)
+        model.vectors += model.layers * self.further
         return model.geometry()
+
+    def begin(self, fields: Fields) -> Decoder:
+        """The model before its first layer."""
+        return Decoder(fields, tied=self.tied)
 
     def attend(self, model: Decoder) -> None:
         """The attention of every layer, and what it keeps."""
@@ -106,7 +113,7 @@ class Dense:
         if self.fused:
             model.attend_fused(model.layers, heads)
         else:
-            norm = _norm(fields, self.norm)
+            norm = norm_of(fields, self.norm)
             model.attend(model.layers, heads, qkv=on(fields, self.bias), o=on(fields, self.o), norm=norm)
         slide(model, heads, self.sliding)
 
@@ -121,7 +128,8 @@ def on(fields: Fields, switch: Switch) -> bool:
     return switch if isinstance(switch, bool) else fields.flag(*switch)
 
 
-def _norm(fields: Fields, norm: str | tuple[str, str]) -> str:
+def norm_of(fields: Fields, norm: str | tuple[str, str]) -> str:
+    """The norm of queries and keys in a config."""
     if isinstance(norm, str):
         return norm
     return norm[1] if fields.flag(norm[0]) else ""
@@ -141,10 +149,22 @@ _COHERE = Dense(norms=1, norm=("use_qk_norm", "whole"), tied=True)
 _ERNIE: Switch = ("use_bias", False)
 _BIASED: Switch = ("use_bias", True)
 
+
+def internlm3(fields: Fields) -> Geometry:
+    """InternLM 3: Llama, with names of its own for its biases, as transformers 5 writes them or as files have them."""
+    qkv, o, mlp = (
+        (fields.spelled(*names), False)
+        for names in (("attention_bias", "qkv_bias"), ("attention_bias", "bias"), ("mlp_bias", "bias"))
+    )
+    return Dense(bias=qkv, o=o, mlp=mlp)(fields)
+
+
 FAMILIES: dict[str, Callable[[Fields], Geometry]] = {
     "llama": Dense(mlp=("mlp_bias", False)),
     "granite": Dense(mlp=("mlp_bias", False)),
     "arcee": Dense(mlp=("mlp_bias", False), leaves=("up_proj", "down_proj")),
+    "apertus": Dense(norm="head", leaves=("up_proj", "down_proj"), further=2),  # xIELU's two slopes
+    "internlm3": internlm3,
     "nemotron": Dense(norm_bias=True, mlp=("mlp_bias", False), leaves=("up_proj", "down_proj")),
     "seed_oss": Dense(bias=("attention_bias", True), o=("attention_out_bias", False), mlp=("mlp_bias", False)),
     "smollm3": Dense(mlp=("mlp_bias", False), tied=True, sliding=late),

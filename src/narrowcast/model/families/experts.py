@@ -5,6 +5,7 @@
     mlp_layer_types                          a word per layer: DeepSeek V3.2 and what transformers 5 writes; wins
     decoder_sparse_step, mlp_only_layers     every step-th, but not those: Qwen MoE
     interleave_moe_layer_step, moe_layers    every step-th: Llama 4
+    moe_layer_start_index, _end_index, _interval   every interval-th between the two: ERNIE 4.5
 
     active of a layer = num_experts_per_tok routed experts, the shared ones, and the router
 
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from narrowcast.model.families.blocks import Decoder, attention_kinds
-from narrowcast.model.families.dense import Dense, Switch, alternate, every, late, nowhere, on
+from narrowcast.model.families.dense import Dense, Switch, alternate, every, four, late, nowhere, on
 from narrowcast.model.families.fields import Fields
 from narrowcast.model.geometry import Geometry
 from narrowcast.model.roles import Role
@@ -51,6 +52,13 @@ def interleaved(fields: Fields, layers: int) -> int:
     if said is not None:
         return sum(i < layers for i in said)
     return layers // fields.count("interleave_moe_layer_step")
+
+
+def between(fields: Fields, layers: int) -> int:
+    """Every moe_layer_interval-th from moe_layer_start_index to moe_layer_end_index, −1 being the last."""
+    start, every = fields.count("moe_layer_start_index", least=0), fields.count("moe_layer_interval", 1)
+    end = fields.count("moe_layer_end_index", -1, least=-1)
+    return sum((i + 1) % every == 0 and start <= i and end in (-1, *range(i, layers)) for i in range(layers))
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,8 @@ class Mixture(Dense):
         else:
             width = fields.count(self.shared_width, least=0)
         if width:
-            model.gated(layers, width, prefix=self.shared, role=Role.SHARED_EXPERT, leaves=self.shared_leaves)
+            model.gated(layers, width, prefix=self.shared, role=Role.SHARED_EXPERT, leaves=self.shared_leaves,
+                        bias=on(fields, self.mlp))  # fmt: skip
         if self.shared_gate:
             model.linear(f"{self.shared.removesuffix('.')}_gate", Role.ROUTER, (1, model.hidden), layers)
 
@@ -180,6 +189,43 @@ class Chunked(Mixture):
         model.keep(("chunked" if kind == "sliding" else kind for kind in kinds), heads, window=chunk)
 
 
+@dataclass(frozen=True)
+class Bailing(Mixture):
+    """Ling and Ring: queries, keys and values in one matrix, and names of their own."""
+
+    sparse: Sparse = after_first
+    shared: str = "mlp.shared_experts."
+
+    def begin(self, fields: Fields) -> Decoder:
+        return Decoder(fields, tied=self.tied, table="word_embeddings")
+
+    def attend(self, model: Decoder) -> None:
+        fields, heads = model.fields, model.heads()
+        o = fields.flag("use_bias")
+        model.attend_fused(model.layers, heads, prefix="attention.", leaf="query_key_value", out="dense",
+                           qkv=o or fields.flag("use_qkv_bias"), o=o)  # fmt: skip
+        if fields.flag("use_qk_norm"):
+            model.vectors += model.layers * 2 * heads[2]
+        model.keep(["full"] * model.layers, heads)
+
+    def share(self, model: Decoder, layers: int, width: int) -> None:
+        super().share(model, layers, model.fields.count("moe_shared_expert_intermediate_size", width))
+
+
+def hunyuan(fields: Fields) -> Geometry:
+    """Hunyuan A13B, whose files give some numbers once for each layer; here they must all be the same."""
+    alike = {}
+    for name in ("num_experts", "moe_topk"):
+        found = fields.value(name)
+        if isinstance(found, list | tuple):
+            if len(set(map(str, found))) != 1:
+                fields.refuse(name, "a whole number, or a list of equal ones")
+            alike[name] = found[0]
+    return _HUNYUAN(
+        Fields({**fields.config, **alike}, fields.family, outer=fields.outer) if alike else fields
+    )
+
+
 _STACK = ("gate_up_proj", "down_proj")
 _W = ("w1", "w3", "w2")
 _MIXTRAL = Mixture(bias=False, o=False, sliding=every, width="intermediate_size", router="block_sparse_moe.gate",
@@ -190,15 +236,24 @@ _QWEN3 = Mixture(norm="head", sliding=late, sparse=stepped)
 _GLM = Mixture(o=False, norm=("use_qk_norm", "head"), sparse=after_first, shared="mlp.shared_experts.")
 _GRANITE = Mixture(width="intermediate_size", router="block_sparse_moe.router.layer", place="block_sparse_moe.",
                    matrices=("input_linear", "output_linear"))  # fmt: skip
+_HUNYUAN = Mixture(norm="head", width="intermediate_size", router="mlp.gate.wg", shared="mlp.shared_mlp.",
+                   shared_width="intermediate_size")  # fmt: skip
 _OLMOE = Mixture(norm="whole", width="intermediate_size")
 _DEEPSEEK = Latent()
 _BIASED: Switch = ("attention_bias", True)
+_ERNIE: Switch = ("use_bias", False)
 
 FAMILIES: dict[str, Callable[[Fields], Geometry]] = {
     "mixtral": _MIXTRAL,
     "minimax_m2": replace(_MIXTRAL, norm="whole", dim=True, sliding=nowhere),
     "phimoe": replace(_MIXTRAL, norm_bias=True, bias=("attention_bias", False), o=("attention_bias", False),
                       head=("lm_head_bias", False)),
+    "ernie4_5_moe": Mixture(bias=_ERNIE, o=_ERNIE, mlp=_ERNIE, head=_ERNIE, tied=True, sparse=between,
+                            shared="mlp.shared_experts."),
+    "exaone_moe": Mixture(bias=False, o=False, norm="head", sliding=four, sparse=after_first,
+                          shared="mlp.shared_experts."),
+    "hunyuan_v1_moe": hunyuan,
+    "bailing_moe": Bailing(),
     "olmoe": _OLMOE,
     "flex_olmo": _OLMOE,
     "qwen2_moe": _QWEN2,

@@ -17,6 +17,17 @@ from typing import Any, NoReturn
 from narrowcast.errors import CheckpointError
 
 DTYPES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# Fields that older or other families spell in their own way, each with one meaning: read where ours is absent.
+SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "model_max_length"),
+    "num_experts": ("moe_num_experts",),
+    "num_experts_per_tok": ("num_experts_per_token", "moe_k", "moe_topk"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
+}
 LARGEST = 1 << 40  # no dimension of a model comes near it; a larger number is a slip
 
 
@@ -38,8 +49,11 @@ class Fields:
 
     def value(self, name: str) -> Any:
         """The field as it stands; None where it is absent or null."""
-        found = self.config.get(name)
-        return self.spare.get(name) if found is None else found
+        for spelling in (name, *SPELLINGS.get(name, ())):
+            found = self.config.get(spelling)
+            if found is not None:
+                return found
+        return self.spare.get(name)
 
     def has(self, name: str) -> bool:
         return self.value(name) is not None
@@ -47,6 +61,7 @@ class Fields:
     def refuse(self, name: str, wanted: str, problem: str | None = None) -> NoReturn:
         """Say which field is wrong, and what the family wants of it."""
         value = self.value(name)
+        name = next((other for other in (name, *SPELLINGS.get(name, ())) if other in self.config), name)
         raise CheckpointError(
             problem or f"{name} is {'missing' if value is None else f'not {wanted}'}",
             where=f"config.json {name}",

@@ -8,7 +8,9 @@ Which layers attend, by family:
     attn_layer_indices, full_attn_idxs                listed: Bamba, LFM2
     hybrid_override_pattern, layers_block_type        Nemotron-H, whose layers are one block each: M Mamba, * attention,
                                                       - network, E experts
+    linear_attn_config                                lists of layers from 1 on: Kimi Linear
     every layer does both                             Falcon-H1
+    layers_block_type with hybrid                     Zamba 2: attention and network of few blocks in turn, before Mamba
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from narrowcast.model.families.blocks import Decoder
-from narrowcast.model.families.experts import Mixture, stepped
+from narrowcast.model.families.experts import Latent, Mixture, stepped
 from narrowcast.model.families.fields import Fields
-from narrowcast.model.families.recurrent import Mamba, Mamba2, delta_net, short_convolution
-from narrowcast.model.geometry import Geometry
+from narrowcast.model.families.recurrent import Mamba, Mamba2, delta_net, kimi_delta, short_convolution
+from narrowcast.model.geometry import Geometry, Split
 from narrowcast.model.roles import Role
 
 ATTEND = ("full_attention", "attention")  # transformers 5's word, and 4's
@@ -194,6 +196,83 @@ class Delta(Mixture):
             model.gated(model.layers, model.fields.count("intermediate_size"))
 
 
+@dataclass(frozen=True)
+class Kimi(Latent):
+    """Kimi Linear: three of four layers keep a state, the fourth a latent."""
+
+    def attend(self, model: Decoder) -> None:
+        fields = model.fields
+        for name in ("mla_use_output_gate", "use_full_rank_gate", "routed_expert_hidden_size"):  # Kimi K3
+            if fields.value(name):
+                fields.refuse(name, "absent", "Kimi Linear's successors have layers that are not known")
+        said, listed = fields.value("linear_attn_config"), frozenset[int]()
+        names, inner = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), fields
+        if isinstance(said, Mapping):
+            names, inner = ("num_heads", "head_dim", "short_conv_kernel_size"), Fields(said, fields.family)
+            if not all(map(inner.has, names)):
+                fields.refuse("linear_attn_config", f"an object with {', '.join(names)}")
+            listed = inner.numbers("full_attn_layers") or listed
+        attends = attending(fields, model.layers, (lambda layer: layer + 1 in listed) if listed else None)
+        model.latent(attends)
+        heads, dim, kernel = (inner.count(name) for name in names)
+        kimi_delta(model, model.layers - attends, heads, dim, kernel)
+
+
+def zamba2(fields: Fields) -> Geometry:
+    """Zamba 2: Mamba 2 in every layer; before it, in hybrid ones, attention and network over the stream and the
+    embedding side by side, of which there are num_mem_blocks that all hybrid layers share, with adapters of their
+    own."""
+    model = Decoder(fields, tied=True)
+    words = fields.words("layers_block_type", model.layers, (*STATE, "hybrid"))
+    if words is None:
+        fields.refuse("layers_block_type", f"mamba or hybrid for each of {model.layers} layers")
+    hybrids = words.count("hybrid")
+    mixer = Mamba2(
+        "n_mamba_heads", "mamba_headdim", "mamba_ngroups", conv_bias="use_conv_bias", bias="add_bias_linear"
+    )
+    mixer.add(model, model.layers - hybrids, "mamba.")
+    mixer.add(model, hybrids, "mamba_decoder.mamba.")
+    model.norms(1)
+    if hybrids:
+        _shared_blocks(model, hybrids)
+    return model.geometry()
+
+
+def _shared_blocks(model: Decoder, hybrids: int) -> None:
+    fields, hidden = model.fields, model.hidden
+    blocks, rank = min(fields.count("num_mem_blocks", 1), hybrids), fields.count("adapter_rank", 128)
+    q, wide, inner = (
+        fields.count("num_attention_heads"),
+        2 * hidden,
+        fields.count("intermediate_size", 4 * hidden),
+    )
+    kv, dim = fields.count("num_key_value_heads", q), fields.divided("num_attention_heads", wide, q)
+    place = "shared_transformer."
+    rows: list[tuple[str, Role, tuple[int, int], int, Split]] = [
+        ("linear", Role.OTHER, (hidden, hidden), hybrids, "whole"),
+        *((f"{place}self_attn.{part}_proj", Role.ATTENTION, (n * dim, wide), blocks, "column")
+          for part, n in zip("qkv", (q, kv, kv), strict=True)),
+        (f"{place}self_attn.o_proj", Role.ATTENTION, (hidden, q * dim), blocks, "row"),
+        (f"{place}feed_forward.gate_up_proj", Role.MLP, (2 * inner, hidden), blocks, "column"),
+        (f"{place}feed_forward.down_proj", Role.MLP, (hidden, inner), blocks, "row"),
+    ]  # fmt: skip
+    adapted = [("feed_forward.gate_up_proj", hidden, 2 * inner)]
+    if fields.flag("use_shared_attention_adapter"):
+        adapted += [(f"self_attn.linear_{part}", wide, wide) for part in "qkv"]
+    for name, k, n in adapted:
+        for shape in ((rank, k), (n, rank)):
+            rows.append((f"{place}{name}_adapter_list.*.*", Role.OTHER, shape, hybrids, "whole"))
+    for name, role, shape, layers, split in rows:
+        pieces = (inner, inner) if name.endswith("gate_up_proj") else ()
+        bias = role is Role.MLP and fields.flag("add_bias_linear")
+        model.linear(name, role, shape, layers, split, pieces=pieces, bias=bias)
+    model.vectors += blocks * (wide + hidden)
+    model.keep(["full"] * hybrids, (q, kv, dim))
+    model.notes.append(
+        f"{hybrids} layers share the weights of {blocks}, which are counted once but read by each"
+    )
+
+
 _NEXT = Delta(sparse=stepped, shared="mlp.shared_expert.", shared_width="shared_expert_intermediate_size",
               shared_gate=True)  # fmt: skip
 _APART = (("in_proj_qkv", "qkv"), ("in_proj_z", "z"), ("in_proj_b", "b"), ("in_proj_a", "a"))
@@ -206,6 +285,9 @@ FAMILIES: Mapping[str, Callable[[Fields], Geometry]] = {
     "bamba": bamba,
     "falcon_h1": falcon_h1,
     "jamba": jamba,
+    "zamba2": zamba2,
+    "kimi_linear": Kimi(router="block_sparse_moe.gate", place="block_sparse_moe.experts.*.", matrices=_GATE_UP_DOWN,
+                        shared="block_sparse_moe.shared_experts."),
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
     "qwen3_next": _NEXT,

@@ -5,11 +5,12 @@
     Mamba 2                          (inner + 2 · groups · state)       heads · dim · state
                                        · (kernel − 1)
     gated delta net                  (2 · keys + values) · (kernel − 1) value heads · key dim · value dim
+    Kimi's delta attention           3 · heads · dim · (kernel − 1)     heads · dim · dim
     short convolution                hidden · (kernel − 1)              nothing
 
 as vLLM's state shapes have it (model_executor/layers/mamba/mamba_utils.py). The convolution's state is in the model's
-dtype. The recurrence's is too, unless the config says mamba_ssm_dtype (Qwen3.5) or mamba_ssm_cache_dtype
-(Nemotron-H, which vLLM keeps in fp32 when its config says nothing). A user's switch can change both.
+dtype. The recurrence's is too, unless the config says mamba_ssm_dtype (Qwen3.5) or mamba_ssm_cache_dtype; of
+Nemotron-H and Kimi Linear vLLM keeps it in fp32 when the config says nothing. A user's switch can change both.
 
 Heads and inner channels are split over GPUs by the columns of the steps in and the rows of the step out. Convolutions,
 time steps and decays are vectors here: kernels of their own read them, and no format touches them.
@@ -135,6 +136,23 @@ def delta_net(
     channels = 2 * keys * kd + values * vd
     model.vectors += layers * (channels * kernel + 2 * values + vd)
     model.state(layers, channels * (kernel - 1), values * kd * vd, dtype=kept_dtype(fields))
+
+
+def kimi_delta(model: Decoder, layers: int, heads: int, dim: int, kernel: int) -> None:
+    """Kimi's delta attention: a decay for each channel and a gate, both from ``dim`` elements in between."""
+    hidden, wide = model.hidden, heads * dim
+    rows: list[tuple[str, tuple[int, int], Split]] = [
+        *((f"{part}_proj", (wide, hidden), "column") for part in "qkv"),
+        ("b_proj", (heads, hidden), "column"),
+        *((f"{part}_a_proj", (dim, hidden), "whole") for part in "fg"),
+        *((f"{part}_b_proj", (wide, dim), "column") for part in "fg"),
+        ("o_proj", (hidden, wide), "row"),
+    ]
+    for leaf, shape, split in rows:
+        count = 0 if split == "whole" else heads
+        model.linear(f"self_attn.{leaf}", Role.ATTENTION, shape, layers, split, heads=count)
+    model.vectors += layers * (3 * wide * kernel + heads + wide + dim)
+    model.state(layers, 3 * wide * (kernel - 1), heads * dim * dim, dtype=kept_dtype(model.fields, "fp32"))
 
 
 def short_convolution(model: Decoder, layers: int) -> None:
