@@ -19,20 +19,17 @@ from narrowcast.audit.rules import rule
 from narrowcast.audit.subject import Subject
 from narrowcast.jobs.coded import Coded
 from narrowcast.model.fused import fused_groups
+from narrowcast.model.geometry import split_of
 from narrowcast.store.checkpoint import text_config
 
-_ROW = frozenset({"o_proj", "down_proj", "w2", "wo", "out_proj", "dense_4h_to_h", "c_proj", "fc2", "wo_b"})
-_WHOLE = frozenset(
-    {"q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv_a_with_mqa", "wkv", "wgate", "weights_proj"}
-)
 MOST_RANKS = 16  # sizes that a finding offers
 _SURE = frozenset({"attention", "mlp", "expert", "shared_expert"})
 
 
 def _split(name: str) -> Literal["column", "row"] | None:
     """How engines split a layer; None where every rank has all of it."""
-    leaf = name.rpartition(".")[2]
-    return None if leaf in _WHOLE else "row" if leaf in _ROW else "column"
+    split = split_of(name) or "column"
+    return None if split == "whole" else split
 
 
 def _layers(subject: Subject) -> Iterator[tuple[str, Coded, bool, bool]]:

@@ -17,6 +17,7 @@ note says that they are not counted.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,28 @@ from narrowcast.model.roles import Role
 
 Split = Literal["column", "row", "whole"]
 Keeps = Literal["full", "sliding", "chunked", "latent", "state"]
+
+# Last parts of names, where no family says more.
+_NAMED: tuple[tuple[Split, re.Pattern[str]], ...] = (
+    ("row", re.compile(r"(o|out|down|c)_proj|w2|wo|wo_b|fc2|fc_out|dense|dense_4h_to_h|output_linear")),
+    ("whole", re.compile(r"(q_a|weights)_proj|kv_a_proj_with_mqa|wq_a|wkv_a_with_mqa|wkv|wgate")),
+    (
+        "column",
+        re.compile(
+            r"(q|k|v|qkv|gate|up|gate_up|q_b|kv_b)_proj|w[13qkv]|w(q|kv)_b|fc1|fc_in|c_attn|c_fc|query_key_value"
+            r"|dense_h_to_4h|input_linear|embed_tokens|wte|lm_head|output|embed_out"
+        ),
+    ),
+)
+
+
+def split_of(name: str) -> Split | None:
+    """How engines split a module among tensor-parallel ranks, by the last part of its name; None where that says
+    nothing. An indexer of sparse attention is on every rank."""
+    if ".indexer." in name:
+        return "whole"
+    leaf = name.rpartition(".")[2]
+    return next((split for split, pattern in _NAMED if pattern.fullmatch(leaf)), None)
 
 
 @dataclass(frozen=True)

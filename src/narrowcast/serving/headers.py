@@ -19,7 +19,7 @@ from typing import Any
 
 from narrowcast.errors import CheckpointError
 from narrowcast.jobs.coded import Logical, Opened, open_coded
-from narrowcast.model.geometry import Attention, Geometry, Matrix, Split
+from narrowcast.model.geometry import Attention, Geometry, Matrix, split_of
 from narrowcast.model.modules import Module
 from narrowcast.model.roles import Role, find_place, quantization_config
 from narrowcast.numbers.formats import BF16, FP32, Format, formats
@@ -30,11 +30,6 @@ from narrowcast.tensors.presets import LinearScheme
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _TAIL = re.compile(r"(?:^|\.)(layers\..*)$")
-_COLUMN = re.compile(
-    r"(q|k|v|qkv|gate|up|gate_up|q_b|kv_b)_proj|w[13]|fc1|fc_in|c_attn|c_fc|query_key_value|dense_h_to_4h|input_linear"
-    r"|embed_tokens|wte|lm_head|output|embed_out"
-)
-_ROW = re.compile(r"(o|out|down|c)_proj|w2|fc2|fc_out|dense|dense_4h_to_h|output_linear")
 # What families keep as buffers, which no geometry counts: corrections of routers, Gemma 4's scalars.
 _BUFFERS = re.compile(r"\b(e_score_correction\w*|expert_bias|moe_statics\.\w+|tid2eid|layer_scalar)$")
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
@@ -212,7 +207,9 @@ class _Family:
         told = self.shaped.get((tail, kind.shape)) or self.known.get(tail)
         if told is None or kind.role in TOWERS:
             active = min(self.active, experts) if kind.role is Role.EXPERT else experts
-            told = Matrix(kind.name, kind.role, kind.shape, active=active, split=_split(kind.name))
+            told = Matrix(
+                kind.name, kind.role, kind.shape, active=active, split=split_of(kind.name) or "whole"
+            )
         pieces = told.pieces if sum(told.pieces) == kind.shape[0] else ()
         matrix = replace(
             told, name=kind.name, shape=kind.shape, layers=layers, experts=experts,
@@ -225,11 +222,6 @@ def _tail(name: str) -> str:
     """The name from its layers on, or its last part."""
     found = _TAIL.search(name)
     return found[1] if found else name.rpartition(".")[2]
-
-
-def _split(name: str) -> Split:
-    leaf = name.rpartition(".")[2]
-    return "column" if _COLUMN.fullmatch(leaf) else "row" if _ROW.fullmatch(leaf) else "whole"
 
 
 def unknown(found: Read, config: Mapping[str, Any]) -> Geometry:
