@@ -290,6 +290,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**GEMMA3N, "model_type": "gemma3n_text", "num_kv_shared_layers": 6}, "num_kv_shared_layers"),
     ({**GEMMA4, "model_type": "gemma4_text", "global_head_dim": None}, "global_head_dim"),
     ({**GEMMA4, "model_type": "gemma4_text", "per_layer_config": {"2": 28}}, "per_layer_config"),
+    ({**PLAIN, "model_type": "smollm3", "num_hidden_layers": 10**9}, "num_hidden_layers"),
     ({**PLAIN}, "model_type"),
     ({**PLAIN, "model_type": "perceiver"}, "model_type"),
     ({**PLAIN, "model_type": ["llama"]}, "model_type"),

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from narrowcast.errors import CheckpointError, HeaderError, InputError, UsageError
 from narrowcast.store.checkpoint import Checkpoint
+from narrowcast.store.folder import read_object
 
 INDEX = "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -215,6 +216,12 @@ def test_names_of_nothing(tmp_path, monkeypatch) -> None:
 def test_a_config_that_is_no_object(single, text) -> None:
     (single / "config.json").write_text(text)
     refused(single, "config.json is not a JSON object", str(single / "config.json"))
+
+
+def test_a_config_that_is_a_pipe_is_not_waited_for(tmp_path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_object(tmp_path / "config.json")
 
 
 def test_a_config_with_infinity_is_read(single) -> None:

@@ -199,6 +199,12 @@ def _read_config(root: Path) -> tuple[bytes, dict[str, Any]]:
             wanted="the config.json of the model",
             remedy="copy it beside the weights, or give one .safetensors file to look at it alone",
         )
+    return read_config(path)
+
+
+def read_config(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """A config's bytes and what they say; CheckpointError for no JSON object, or a value of another kind than
+    ``CONFIG_KINDS`` has."""
     content, config = read_object(path)
     for key, (kind, wanted) in CONFIG_KINDS.items():
         value = config.get(key)

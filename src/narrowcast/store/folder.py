@@ -69,7 +69,8 @@ def survey(root: Path) -> Folder:
 
 
 def read_object(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """A file's bytes and the JSON object in them; CheckpointError when it is none or has a key twice."""
+    """A file's bytes and the JSON object in them; CheckpointError when it is none or has a key twice, or when it is a
+    pipe or device, whose reading might never end."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -78,6 +79,8 @@ def read_object(path: Path) -> tuple[bytes, dict[str, Any]]:
             raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} appears twice")
         return found
 
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise CheckpointError(f"{path.name} is not a regular file", where=path, wanted="a file of JSON")
     try:
         content = path.read_bytes()
         parsed = json.loads(content, object_pairs_hook=unique)

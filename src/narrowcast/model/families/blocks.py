@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from narrowcast.model.families.fields import Fields
+from narrowcast.model.families.fields import LAYERS, Fields
 from narrowcast.model.fused import fused_groups
 from narrowcast.model.geometry import Attention, Geometry, Keeps, Matrix, Split
 from narrowcast.model.roles import Role
@@ -47,7 +47,7 @@ class Decoder:
         self.head = head
         self.table = table
         self.hidden = fields.count("hidden_size")
-        self.layers = fields.count("num_hidden_layers")
+        self.layers = fields.count("num_hidden_layers", most=LAYERS)
         self.vocabulary = fields.count("vocab_size")
         self.tied = fields.tied(tied)
         self.matrices: list[Matrix] = []

@@ -29,6 +29,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
 }
 LARGEST = 1 << 40  # no dimension of a model comes near it; a larger number is a slip
+LAYERS = 1 << 20  # nor so many layers, which some families count one by one
 
 
 class Fields:
@@ -73,13 +74,15 @@ class Fields:
         """The first of the ``names`` that the config has, the first where it has none: the same field by age."""
         return next((name for name in names if self.has(name)), names[0])
 
-    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number, at least ``least``; ``default`` where the config has none."""
+    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST) -> int:
+        """A whole number from ``least`` to ``most``; ``default`` where the config has none."""
         value = self.value(name)
         if value is None and default is not None:
             return default
-        if type(value) is not int or not least <= value < LARGEST:
+        if type(value) is not int or not least <= value:
             self.refuse(name, f"a whole number of at least {least}")
+        if value > most:
+            self.refuse(name, f"a number up to {most:,}")
         return value
 
     def maybe(self, name: str) -> int | None:
