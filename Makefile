@@ -31,7 +31,7 @@ test-all: setup
 check: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy --strict src/narrowcast/numbers src/narrowcast/statistics src/narrowcast/tensors
+	$(VENV)/bin/mypy --strict $(addprefix src/narrowcast/,numbers statistics tensors hardware model serving)
 	$(VENV)/bin/lint-imports
 	$(RUN) -m narrowcast.report.docs --check
 

@@ -253,4 +253,5 @@ def rotary_order(start: int, stop: int, rows: int, heads: int, *, to_gguf: bool 
     head, row = np.divmod(np.arange(start, stop), size)
     half = size // 2
     within = (row % 2) * half + row // 2 if to_gguf else (row % half) * 2 + row // half
-    return head * size + within
+    order: NDArray[np.intp] = head * size + within
+    return order

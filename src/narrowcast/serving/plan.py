@@ -24,12 +24,13 @@ from narrowcast.serving.choice import Choice, Runs, choice, runs_as
 from narrowcast.serving.command import DIALECTS, Command, command
 from narrowcast.serving.evaluations import Quality, qualities
 from narrowcast.serving.loading import load
-from narrowcast.serving.memory import Cache, Memory, memory
+from narrowcast.serving.memory import Memory, memory
 from narrowcast.serving.paths import Attends, Kernels, attends, kernels
 from narrowcast.serving.question import UTILISATION, Question
 from narrowcast.serving.served import Served
 from narrowcast.serving.side_by_side import SideBySide, side_by_side
 from narrowcast.serving.splits import SIZES, Splits, splits
+from narrowcast.serving.stages import Cache
 from narrowcast.serving.steps import Steps, steps
 from narrowcast.serving.variants import Variants
 from narrowcast.serving.weighed import load_weighed

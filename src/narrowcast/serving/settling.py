@@ -102,7 +102,8 @@ def _named(spoken: Dialect, served: Served, name: str) -> Quantization:
     title = engines[spoken.engine].title
     if not any(row.name == "--quantization" for row in spoken.rows):
         raise UsageError(f"{title}'s server has no flag --quantization", got=name, remedy="--preset NAME")
-    row, said = find(name, spoken.engine, METHOD)[0], ()
+    row = find(name, spoken.engine, METHOD)[0]
+    said: tuple[str, ...] = ()
     unquantized = served.preset is None and all(group.linear is None for group in served.groups)
     if not unquantized:
         if row.does in (ALIAS, READS, EITHER) and served.container in row.containers:
