@@ -190,6 +190,29 @@ def test_the_record_holds_what_the_page_says(config: dict[str, Any], tmp_path: P
     assert plan_page(found)
 
 
+def test_modes_of_the_cache_have_floors_of_their_own(llama: Path) -> None:
+    """Each is what the plan with that mode says; a refused one has none."""
+    found = {use.cache.mode: use for use in plan(llama, "L4", preset="fp8_dynamic", batch=4).caches}
+    for mode in ("bf16", "fp8_e4m3", "int4_per_token_head"):
+        assert (
+            found[mode].decode
+            == plan(llama, "L4", preset="fp8_dynamic", batch=4, kv=mode).steps.decode.seconds
+        )
+    assert found["fp8_head"].refusal is not None
+    assert found["fp8_head"].decode is None
+
+
+def test_a_preset_that_does_not_fit_says_with_which_cache_it_would(llama: Path) -> None:
+    """16 sequences of 8192 are 17.2 GB in BF16 and 8.6 in FP8; 9.09 GB of weights leave 12.5 of 21.6."""
+    found = plan(llama, "L4", context=8192, batch=16).choice
+    assert found is not None
+    placed = {option.preset: option for option in found.options}
+    assert placed["fp8_dynamic"].fits is False
+    assert "fp8_e4m3" in placed["fp8_dynamic"].caches
+    assert "bf16" not in placed["fp8_dynamic"].caches
+    assert "fp8_e4m3" not in found.wide.caches
+
+
 def test_by_import(llama: Path) -> None:
     assert narrowcast.plan(llama, gpu="L4", batch=2).steps == plan(llama, "L4", batch=2).steps
 

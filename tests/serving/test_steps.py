@@ -387,6 +387,20 @@ def test_cache_modes() -> None:
         steps(served, replace(question, kv="nvfp4"))  # heads of 8 elements
 
 
+def test_gain_bounds_what_evenly_routed_experts_save() -> None:
+    """Of 16 tokens' experts uniform routing touches 102 of 256 where one token's are 8: the more are read, the larger
+    the share that eight bits halve, so the gain of the fewest would be beaten by real traffic."""
+    question = Question(gpus["h200"], tp=8, context=32768, batch=16)
+    wide = steps(from_config("model", DEEPSEEK_V3), question)
+    narrow = steps(from_config("model", DEEPSEEK_V3, preset="fp8_block"), question)
+    assert wide.decode_expected is not None
+    assert narrow.decode_expected is not None
+    even = wide.decode_expected.traffic.moved / narrow.decode_expected.traffic.moved
+    fewest = wide.decode.traffic.moved / narrow.decode.traffic.moved
+    assert narrow.gain == pytest.approx(even, rel=1e-12)
+    assert narrow.gain > 1.2 * fewest
+
+
 def test_gain_is_bytes_against_the_models_own_dtype() -> None:
     served = _served("dense")
     halved = replace(

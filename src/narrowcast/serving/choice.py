@@ -50,7 +50,8 @@ _MEASURED_WORSE, _TOO_LARGE = 4, 5
 @dataclass(frozen=True)
 class Option:
     """One preset: what runs, whether it fits, lower bounds in seconds of a decode step and of a prefill, tokens that
-    fit, bytes of all weights, and its quality where it was measured. ``rank`` counts from 1; ties share it."""
+    fit, bytes of all weights, its quality where it was measured, and the modes of the cache with which the batch fits.
+    ``rank`` counts from 1; ties share it."""
 
     preset: str
     runs: Runs
@@ -63,6 +64,7 @@ class Option:
     nbytes: int
     quality: Quality | None
     refusal: str | None = None
+    caches: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     rank: int = 0
 
@@ -149,7 +151,7 @@ def option(served: Served, question: Question, name: str, quality: Quality | Non
         prompt = floor(prefill(served, question, arithmetics, words[1]).work, question.gpu).seconds
     return Option(
         name, runs, row.path.arithmetic, next(iter(row.path.kernels), ""), room.fits, step, prompt, room.tokens,
-        served.nbytes, quality, row.path.refusal or cut,
+        served.nbytes, quality, row.path.refusal or cut, tuple(mode.mode for mode in room.modes if mode.fits),
     )  # fmt: skip
 
 
@@ -227,7 +229,7 @@ def _reasons(one: Option, order: Sequence[Option]) -> tuple[str, ...]:
     """Why it stands where it stands."""
     found = [_runs_words(one)]
     if one.fits is False:
-        found.append("its weights leave no room for one such sequence")
+        found.append("too little room for the cache")
     ties = [other.preset for other in order if other.rank == one.rank and other is not one]
     if ties and one.runs != "refused":
         found.append(f"its floor is within {TIE:.0%} of {', '.join(ties)}".replace("%", " %"))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from narrowcast.hardware.cost import floor
 from narrowcast.hardware.engines import engines
 from narrowcast.hardware.gpus import GPU
 from narrowcast.hardware.own_gpus import named
@@ -31,7 +32,8 @@ from narrowcast.serving.served import Served
 from narrowcast.serving.side_by_side import SideBySide, side_by_side
 from narrowcast.serving.splits import SIZES, Splits, splits
 from narrowcast.serving.stages import Cache
-from narrowcast.serving.steps import Steps, steps
+from narrowcast.serving.steps import Steps, arithmetic, attention_arithmetic, steps
+from narrowcast.serving.traffic import decode
 from narrowcast.serving.variants import Variants
 from narrowcast.serving.weighed import load_weighed
 from narrowcast.tensors.presets import presets
@@ -41,10 +43,12 @@ CONTEXT = 8192  # tokens of a sequence when nobody says otherwise and the model 
 
 @dataclass(frozen=True)
 class CacheUse:
-    """One mode of the cache: what fits, what attention over it is computed in, or why the engine refuses it here."""
+    """One mode of the cache: what fits, what attention over it is computed in, the lower bound of a decode step in
+    seconds (None: not known), or why the engine refuses it here."""
 
     cache: Cache
     arithmetic: str
+    decode: float | None
     refusal: str | None
 
 
@@ -95,7 +99,10 @@ class Plan:
             "floor": self.steps.to_json(), "floor_of_one": self.one.to_json(), "formats": self.sides.to_json(),
             "memory": self.memory.to_json(),
             "caches": [
-                {"mode": each.cache.mode, "computed_in": each.arithmetic, "refusal": each.refusal}
+                {
+                    "mode": each.cache.mode, "computed_in": each.arithmetic,
+                    "decode_seconds_at_least": each.decode, "refusal": each.refusal,
+                }
                 for each in self.caches
             ],
             "splits": self.splits.to_json(),
@@ -168,24 +175,26 @@ def _plan(
     case = Case(served, question, bounds.crossover or bounds.crossover_weights)
     sizes = tuple(sorted({*SIZES, question.tp}))
     return Plan(
-        served, question, rows, attends(served, question), room, tuple(_caches(served, question, room)), bounds,
+        served, question, rows, attends(served, question), room, tuple(_caches(served, question, room, rows)), bounds,
         steps(served, replace(question, batch=1), rows), side_by_side(served, question),
         splits(served, question.engine, question.gpu, ep=question.ep, sizes=sizes), ranked, own, cautions(case),
         command(served, question) if question.engine in DIALECTS else None, assumed,
     )  # fmt: skip
 
 
-def _caches(served: Served, question: Question, room: Memory) -> Iterator[CacheUse]:
+def _caches(
+    served: Served, question: Question, room: Memory, rows: tuple[Kernels, ...]
+) -> Iterator[CacheUse]:
+    arithmetics = arithmetic(served, question, rows)
     for cache in room.modes:
-        found = [
-            each.path
-            for each in attends(served, replace(question, kv=cache.mode))
-            if each.attention.kind != "state"
-        ]
+        asked = replace(question, kv=cache.mode)
+        found = [each.path for each in attends(served, asked) if each.attention.kind != "state"]
         words = dict.fromkeys(path.arithmetic for path in found)
-        yield CacheUse(
-            cache, ", ".join(words), next((path.refusal for path in found if path.refusal is not None), None)
-        )
+        refusal = next((path.refusal for path in found if path.refusal is not None), None)
+        attention = attention_arithmetic(served, asked, engine=True)
+        step = decode(served, asked, arithmetics, attention).work if refusal is None else None
+        seconds = floor(step, question.gpu).seconds if step is not None else None
+        yield CacheUse(cache, ", ".join(words), seconds, refusal)
 
 
 def _assumed(served: Served, context: int | None, question: Question) -> Iterator[str]:

@@ -5,10 +5,12 @@
 
 The same step of the same batch at the same context for all; the cache is as it was asked for, and ``weights`` gives the
 bound without it. Lower bounds, as everywhere in ``steps``. ``gain`` is what bytes allow a decode step to be faster than
-with BF16 weights at this context, ``weights_gain`` where the cache is still empty; measured gains lie below it.
+with BF16 weights at this context, ``weights_gain`` where the cache is still empty; measured gains lie below it. Of
+experts both count those that uniform routing touches, the most, since a gain is a bound from above.
 
-The arithmetic is the lowest that the GPU's instructions allow. Left out: whether an engine has a kernel that uses it,
-which ``steps`` with the engine's paths takes into account for the model as it is.
+The arithmetic of matrices is the lowest that the GPU's instructions allow, that of attention the engine's, which is the
+same for all. Left out: whether the engine has a kernel for the matrices that uses it, which ``steps`` with the engine's
+paths takes into account for the model as it is.
 """
 
 from __future__ import annotations
@@ -128,10 +130,14 @@ def _group(group: Group, linear: LinearScheme | None, dtype: str) -> Group:
 def _row(served: Served, wide: Served, name: str, cover: Covers, question: Question) -> FormatRow:
     gpu = question.gpu
     arithmetics = [possible(group.linear, gpu, group.dtype.name) for group in served.groups]
-    attention = attention_arithmetic(served, question)
+    attention = attention_arithmetic(served, question, engine=True)
     step = decode(served, question, arithmetics, attention)
-    prompt = prefill(served, question, arithmetics, attention)
-    before = decode(wide, question, ["bf16"] * len(wide.groups), attention)
+    whole = attention_arithmetic(served, question, engine=True, prompt=True)
+    prompt = prefill(served, question, arithmetics, whole)
+    before, now = (
+        decode(each, question, ["bf16"] * len(each.groups), attention, uniform=True)
+        for each in (wide, served)
+    )
     seconds = floor(step.work, gpu).seconds
     inside = [group for group in served.groups if (group.linear is not None or name in _WIDE)]
     counted = [group for group in inside if multiplied(group, served)] or inside
@@ -140,8 +146,8 @@ def _row(served: Served, wide: Served, name: str, cover: Covers, question: Quest
         name, cover, served.nbytes, step.weights + step.gathered,
         8 * sum(group.nbytes for group in counted) / sum(group.matrix.parameters for group in counted),
         floor(Work(step.weights + step.gathered, {}), gpu).memory, seconds, 1 / seconds if seconds else None,
-        floor(prompt.work, gpu).seconds, before.moved / step.moved,
-        (before.weights + before.gathered) / (step.weights + step.gathered), _word(used, gpu),
+        floor(prompt.work, gpu).seconds, before.moved / now.moved,
+        (before.weights + before.gathered) / (now.weights + now.gathered), _word(used, gpu),
         _how(counted[0], used, gpu),
     )  # fmt: skip
 

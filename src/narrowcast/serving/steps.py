@@ -5,7 +5,8 @@
     crossover         the smallest batch at which a step's arithmetic takes as long as its bytes
                       weights alone   B = bytes / bandwidth  ÷  (2 · active / peak)
                       with the cache  none, where each sequence's own bytes take longer than its arithmetic
-    gain              bytes of the same step with weights and cache in the model's own dtype, over the bytes now
+    gain              bytes of the same step with weights and cache in the model's own dtype, over the bytes now; under
+                      uniform routing, which touches the most experts and so leaves the most to be saved
 
 No engine is faster than a bound; how much slower it is, is the engine's, and nothing here guesses at it. Two numbers
 beside the bounds are estimates and say so: ``expected`` counts the experts that uniform routing touches instead of the
@@ -143,16 +144,16 @@ def steps(served: Served, question: Question, kernels: Iterable[Kernels] | None 
     gpu, batch = question.gpu, question.batch
     routed = any(group.matrix.experts > group.matrix.active for group in served.groups)
     bare = replace(served, geometry=replace(served.geometry, attention=()))
-    wide = decode(unquantized(served), replace(question, kv="auto"), arithmetics, attention)
-    now = one(batch)
+    wide = decode(unquantized(served), replace(question, kv="auto"), arithmetics, attention, uniform=True)
+    now, even = one(batch), one(batch, True)
     return Steps(
         _step(now, gpu, batch), _step(whole(), gpu, question.context),
-        _step(one(batch, True), gpu, batch) if routed else None,
+        _step(even, gpu, batch) if routed else None,
         _step(whole(True), gpu, question.context) if routed else None,
         _experts(served, batch),
         crossover(lambda batch: decode(bare, question, arithmetics, (), batch=batch, uniform=True), gpu),
         crossover(lambda batch: one(batch, True), gpu),
-        ridges(gpu), wide.moved / now.moved, wide.weights / now.weights,
+        ridges(gpu), wide.moved / even.moved, wide.weights / even.weights,
         _assumptions(served, question, routed),
     )  # fmt: skip
 
