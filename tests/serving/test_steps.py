@@ -24,7 +24,7 @@ from narrowcast.serving.served import Group, Served
 from narrowcast.serving.steps import arithmetic, attention_arithmetic, possible, steps
 from narrowcast.serving.traffic import decode, expected, prefill
 from narrowcast.tensors.presets import presets
-from serving.configs import LLAMA3_8B
+from serving.configs import DEEPSEEK_V3, LLAMA3_8B
 
 HIDDEN, VOCABULARY = 32, 64
 Sized = tuple[str, int, int, Split, int]  # leaf, N, K, side that is split, heads that stay whole
