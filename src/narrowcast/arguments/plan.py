@@ -35,6 +35,18 @@ def tokens(text: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
+def question_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a plan and the command that follows from it are asked in the same words."""
+    add = parser.add_argument
+    add("--engine", default="vllm", metavar="NAME", help="vllm, sglang or tensorrt-llm (vllm)")
+    add("--tp", type=count, default=1, metavar="N", help="GPUs that share each layer (1)")
+    add("--pp", type=count, default=1, metavar="N", help="groups of GPUs that share the layers (1)")
+    add("--ep", action="store_true", help="spread routed experts over the --tp GPUs one by one")
+    add("--container", metavar="NAME", help="the container that --preset would be written to")
+    add("--kv", default="auto", metavar="MODE", help="the KV cache: fp8, nvfp4, ... (the checkpoint's)")
+    add("--utilisation", type=share, default=0.9, metavar="X", help="the share of memory to take (0.9)")
+
+
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in {
         "--gpu": "L4, H100, MI300X, ...; here: this machine's (repeatable: compare)",
@@ -46,15 +58,9 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
     gpus_argument(parser)
-    add("--engine", default="vllm", metavar="NAME", help="vllm, sglang or tensorrt-llm (vllm)")
-    add("--tp", type=count, default=1, metavar="N", help="GPUs that share each layer (1)")
-    add("--pp", type=count, default=1, metavar="N", help="groups of GPUs that share the layers (1)")
-    add("--ep", action="store_true", help="spread routed experts over the --tp GPUs one by one")
+    question_arguments(parser)
     add("--context", type=tokens, metavar="N", help="tokens of a sequence: 8192, 32k (8k)")
     add("--batch", type=count, default=1, metavar="N", help="sequences at once (1)")
-    add("--container", metavar="NAME", help="the container that --preset would be written to")
-    add("--kv", default="auto", metavar="MODE", help="the KV cache: fp8, nvfp4, ... (the checkpoint's)")
-    add("--utilisation", type=share, default=0.9, metavar="X", help="the share of memory to take (0.9)")
     plot_argument(parser, "the roofline and the memory")
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from narrowcast.arguments.evaluate import share
 from narrowcast.arguments.parser import Verb, count
-from narrowcast.arguments.plan import MODEL, tokens
+from narrowcast.arguments.plan import MODEL, question_arguments, tokens
 
 _SERVE = """\
 Prints the engine's command with a reason for each flag, runs it where the
@@ -25,19 +24,13 @@ examples:
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
-    add("--engine", default="vllm", metavar="NAME", help="vllm, sglang or tensorrt-llm (vllm)")
+    question_arguments(parser)
     add("--gpu", metavar="NAME", help="L4, H100, MI300X, ... (this machine's)")
-    add("--tp", type=count, default=1, metavar="N", help="GPUs that share each layer (1)")
-    add("--pp", type=count, default=1, metavar="N", help="groups of GPUs that share the layers (1)")
-    add("--ep", action="store_true", help="spread routed experts over the --tp GPUs one by one")
     add("--gpus-per-node", type=count, default=8, metavar="N", help="GPUs of a machine (8)")
     add("--context", type=tokens, default=8192, metavar="N", help="tokens of a sequence: 8192, 32k (8192)")
     add("--batch", type=count, default=1, metavar="N", help="sequences at once (the engine's)")
     add("--preset", metavar="NAME", help="quantize so, while loading where the engine can")
-    add("--container", metavar="NAME", help="the container that --preset would be written to")
     add("--quantization", metavar="NAME", help="the engine's own name for quantizing while loading")
-    add("--kv", default="auto", metavar="MODE", help="the KV cache: fp8, nvfp4, ... (the checkpoint's)")
-    add("--utilisation", type=share, default=0.9, metavar="X", help="the share of memory to take (0.9)")
     add("--host", metavar="NAME", help="where it listens (the engine's)")
     add("--port", type=count, metavar="N", help="where it listens (the engine's)")
     add("--name", metavar="NAME", help="the model's name in requests (MODEL)")
