@@ -6,6 +6,7 @@ Flags are held against the engines' own argument definitions (engine_flags.py), 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +321,46 @@ def test_a_config_file_is_served_from_its_folder_and_missed_weights_are_told(tmp
     assert any("no weights" in text for text in made.warnings)
     (tmp_path / "model.safetensors").touch()
     assert not any("no weights" in text for text in command(load(file), Question(gpus["h100"])).warnings)
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "kv", "instead"),
+    [
+        ("vllm", "t4", "fp8", "--kv-cache-dtype bfloat16, or int8_per_token_head"),
+        ("vllm", "a100", "nvfp4_4over6", "--kv-cache-dtype bfloat16"),
+        ("vllm", "b200", "fp8_e5m2", "--kv-cache-dtype fp8"),
+        ("sglang", "h100", "mxfp8", "fp8_e4m3"),
+        ("sglang", "h100", "nvfp4", "fp8_e4m3"),
+        ("tensorrt-llm", "h100", "nvfp4", None),
+    ],
+)
+def test_attention_that_cannot_read_the_cache(engine: str, gpu: str, kv: str, instead: str | None) -> None:
+    (text,) = made(engine, gpu, kv=kv).refusals
+    assert text.startswith(f"attention over a KV cache in {CACHE_MODES[kv].name}: ")
+    assert text.endswith(f"; instead: {instead}") if instead else "instead" not in text
+
+
+def test_attention_that_a_flag_mends_is_not_refused() -> None:
+    got = made("sglang", "rtx 5090", kv="nvfp4")
+    assert flags(got)["--attention-backend"] == "triton"
+    assert not got.refusals
+    assert not made("vllm", "a100", kv="nvfp4").refusals  # FlashInfer's kernels decode it
+    assert not made("sglang", "h100", kv="mxfp8", extra=("--attention-backend", "other")).refusals
+
+
+def test_caches_that_sglang_does_not_take_from_configs() -> None:
+    """Its auto follows ModelOpt's FP8 alone."""
+    asking = {
+        (container, mode): replace(from_config("m", LLAMA), container=container, kv=mode, kv_scales=True)
+        for container in ("modelopt", "compressed-tensors") for mode in ("fp8_e4m3", "nvfp4")
+    }  # fmt: skip
+    given = {
+        key: flags(command(served, Question(gpus["b200"], "sglang"))).get("--kv-cache-dtype")
+        for key, served in asking.items()
+    }
+    assert given.pop(("modelopt", "fp8_e4m3")) is None
+    assert given == {key: key[1] for key in given}
+    backend = flags(command(asking["modelopt", "nvfp4"], Question(gpus["b200"], "sglang")))[
+        "--attention-backend"
+    ]
+    assert backend == "trtllm_mha"

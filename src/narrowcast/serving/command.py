@@ -146,7 +146,7 @@ def command(
     return Command(
         spoken.engine, spoken.version, spoken.program, spoken.module, spoken.model_flag, asked.model,
         tuple(flags), tuple(extra), tuple(variables), spoken.files(asked), (*first, *spoken.before(asked)),
-        tuple(settling.refusals(asked, flags)),
+        tuple(settling.refusals(asked, flags, typed)),
         (*how.said, *renamed, *_without_weights(served, made),
          *settling.warnings(asked, spoken, config, extra, environment or {})), port or spoken.port, host,
     )  # fmt: skip

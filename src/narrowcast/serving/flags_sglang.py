@@ -9,6 +9,7 @@ arg_groups/kv_cache_hook.py, configs/model_config.py), read as files and not run
 
 from __future__ import annotations
 
+from narrowcast.hardware.cache_modes import CACHE_MODES, follows
 from narrowcast.serving.flags import (
     Asked,
     Dialect,
@@ -44,22 +45,33 @@ def _kv(asked: Asked) -> Given | None:
             if wide
             else "what the cache holds, as asked",
         )
-    kv = asked.served.kv or ""
-    if kv == "fp8_e4m3" and asked.served.container != "modelopt":
-        return Given("fp8_e4m3", "the checkpoint asks for it; SGLang's auto follows ModelOpt's configs only")
-    return None
+    word = _unfollowed(asked)
+    if word is None:
+        return None
+    return Given(
+        word, "the checkpoint asks for it, and SGLang's auto follows the FP8 of ModelOpt's configs alone"
+    )
+
+
+def _unfollowed(asked: Asked) -> str | None:
+    """SGLang's word for the cache that the checkpoint asks for and its auto would not make."""
+    kv = asked.served.kv
+    if asked.kv is not None or kv is None or follows("sglang", kv, asked.served.container):
+        return None
+    return next(iter(CACHE_MODES[kv].engines.get("sglang", ())), None)
 
 
 def _attention(asked: Asked) -> Given | None:
     """Backends that read the mode, where the default one does not."""
     latent = any(kept.kind == "latent" for kept in asked.served.geometry.attention)
-    if asked.kv == "mxfp8":
+    kv = asked.kv or _unfollowed(asked)
+    if kv == "mxfp8":
         return Given("fa4", "the only backend that reads MXFP8 keys and values")
-    if asked.kv in _FP4:
+    if kv in _FP4:
         backend = (
             "flashinfer" if latent else "trtllm_mha" if asked.question.gpu.sm in (100, 103) else "triton"
         )
-        return Given(backend, f"reads {asked.kv}; with others SGLang stops")
+        return Given(backend, f"reads {kv}; with others SGLang stops")
     return None
 
 

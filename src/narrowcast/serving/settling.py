@@ -10,7 +10,7 @@ Refusals are the engine's, with its reason; warnings are ours.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from narrowcast.hardware.overflow import fp16_families
 from narrowcast.serving.flags import Asked, Dialect, Flag
 from narrowcast.serving.memory import memory
 from narrowcast.serving.online import method
-from narrowcast.serving.paths import kernels
+from narrowcast.serving.paths import attends, kernels
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
 from narrowcast.serving.splits import splits
+from narrowcast.serving.traffic import cache_mode
 from narrowcast.store.checkpoint import text_config
 
 # Words that engines had for a mode and no longer list, with today's.
@@ -151,9 +152,10 @@ def today(spoken: Dialect, question: Question) -> tuple[Question, tuple[str, ...
     return replace(question, kv=new), (text,)
 
 
-def refusals(asked: Asked, flags: Sequence[Flag]) -> Iterator[str]:
-    """What the engine would stop at: layers without a kernel, each reason once, and a size that cuts what must stay
-    whole."""
+def refusals(asked: Asked, flags: Sequence[Flag], typed: Collection[str] = ()) -> Iterator[str]:
+    """What the engine would stop at: layers without a kernel, each reason once, attention that cannot read the cache,
+    and a size that cuts what must stay whole. ``typed`` are flags of the user's own: with another attention backend
+    nothing is known."""
     forced = any(flag.name == "--linear-backend" for flag in flags)
     question = asked.question
     said: dict[str, list[str]] = {}
@@ -164,9 +166,22 @@ def refusals(asked: Asked, flags: Sequence[Flag]) -> Iterator[str]:
             said.setdefault(text, []).extend(row.names)
     for text, names in said.items():
         yield f"{', '.join(dict.fromkeys(names))}: {text}"
+    if "--attention-backend" not in typed:
+        yield from dict.fromkeys(_unread(asked, flags))
     if question.tp > 1 and not said:
         found = splits(asked.served, question.engine, ep=question.ep, sizes=(question.tp,))
         yield from (f"--tp {size}: {reason}" for size, reason in found.first.items())
+
+
+def _unread(asked: Asked, flags: Sequence[Flag]) -> Iterator[str]:
+    """Attention that is refused over a narrow cache, where no flag is given that mends it."""
+    if cache_mode(asked.served, asked.question).name == "bf16":
+        return
+    given = {" ".join(flag.words) for flag in flags}
+    for row in attends(asked.served, asked.question):
+        if row.path.refusal is not None and row.path.remedy not in given:
+            instead = f"; instead: {row.path.remedy}" if row.path.remedy else ""
+            yield f"attention over a KV cache in {row.path.storage}: {row.path.refusal}{instead}"
 
 
 def warnings(
