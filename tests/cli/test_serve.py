@@ -159,6 +159,20 @@ def test_a_dry_run_starts_nothing(engine: Path, llama: Path, cli: Cli) -> None:
     assert not ran.err
 
 
+def test_a_gpu_of_ones_own_by_the_variable(
+    cli: Cli, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpus.toml").write_text('[gpu.my-card]\nlike = "t4"\n')
+    monkeypatch.setenv("NARROWCAST_GPUS", str(tmp_path / "gpus.toml"))
+    own, like = (
+        cli("serve", llama, "--gpu", name, "--preset", "fp8_dynamic", "--dry-run")
+        for name in ("my-card", "t4")
+    )
+    assert like.out.startswith("vllm serve ") and own.out.replace("my-card", "T4") == like.out.replace(
+        "t4", "T4"
+    )
+
+
 def test_without_the_engine_the_command_and_the_reason_are_printed(
     nowhere: None, llama: Path, cli: Cli
 ) -> None:

@@ -25,7 +25,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help=MODEL)
     question_arguments(parser)
-    add("--gpu", metavar="NAME", help="L4, H100, MI300X, ... (this machine's)")
+    add("--gpu", default="here", metavar="NAME", help="L4, H100, MI300X, ... (this machine's)")
     add("--gpus-per-node", type=count, default=8, metavar="N", help="GPUs of a machine (8)")
     add("--context", type=tokens, default=8192, metavar="N", help="tokens of a sequence: 8192, 32k (8192)")
     add("--batch", type=count, default=1, metavar="N", help="sequences at once (the engine's)")

@@ -14,7 +14,6 @@ from narrowcast.verbs.answering import answer
 
 if TYPE_CHECKING:
     from narrowcast.doctor import Report
-    from narrowcast.hardware.gpus import GPU
     from narrowcast.serving.command import Command
     from narrowcast.serving.question import Question
     from narrowcast.serving.running import Ended
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_serve(args: argparse.Namespace) -> int:
+    from narrowcast.hardware.own_gpus import named
     from narrowcast.report import serve as pages
     from narrowcast.serving import running
     from narrowcast.serving.command import command
@@ -34,16 +34,8 @@ def run_serve(args: argparse.Namespace) -> int:
         raise UsageError("a machine has at least one GPU", got=args.gpus_per_node)
     served = load(args.model, preset=args.preset, container=args.container)
     question = Question(
-        _gpu(args.gpu),
-        args.engine,
-        args.tp,
-        args.pp,
-        args.ep,
-        args.context,
-        args.batch,
-        args.kv,
-        args.utilisation,
-    )
+        named(args.gpu), args.engine, args.tp, args.pp, args.ep, args.context, args.batch, args.kv, args.utilisation
+    )  # fmt: skip
     made = command(
         served, question, port=args.port, host=args.host, name=args.name, extra=args.extra,
         quantization=args.quantization, gpus_per_node=args.gpus_per_node, environment=os.environ,
@@ -58,13 +50,6 @@ def run_serve(args: argparse.Namespace) -> int:
     if not args.json:
         answer(args, [*page, "", f"starting {argv[0]}; Ctrl-C stops it", ""], facts)
     return _watch(args, served, question, made, argv, facts)
-
-
-def _gpu(name: str | None) -> GPU:
-    from narrowcast.hardware.gpus import gpus
-    from narrowcast.hardware.machine import here
-
-    return gpus[name] if name is not None else here()
 
 
 def _check(made: Command) -> None:
