@@ -81,7 +81,7 @@ WINDOWS = [
     ("gemma3_text", {**HEADS, "num_hidden_layers": 7, "sliding_window": 16}, [("sliding", 6, 16), ("full", 1, None)]),
     ("gemma3_text", {**HEADS, "sliding_window": 16, "sliding_window_pattern": 2},
      [("sliding", 2, 16), ("full", 1, None)]),
-    ("cohere2", {**PLAIN, "num_hidden_layers": 4, "sliding_window": 16}, [("sliding", 3, 16), ("full", 1, None)]),
+    ("cohere2", {**PLAIN, "num_hidden_layers": 4, "sliding_window": 16}, [("sliding", 3, 17), ("full", 1, None)]),
     ("exaone4", {**PLAIN, "num_hidden_layers": 5, "sliding_window": 16, "sliding_window_pattern": "LLG"},
      [("sliding", 3, 16), ("full", 2, None)]),
     ("qwen3_next", {**HEADS, **MOE, **DELTA, "num_hidden_layers": 5, "layer_types": None, "linear_conv_kernel_dim": 4},

@@ -75,8 +75,8 @@ class Dense:
     """What tells a dense family from Llama: ``norms`` as wide as the model in each layer (``norm_bias``: LayerNorms
     with biases), the ``norm`` of queries and keys (a pair: where that switch is on), biases of q, k and v (``bias``),
     of the output (``o``), of the network (``mlp``) and of the ``head``, the network's ``leaves``, q, k and v ``fused``
-    on disk, the default of ``tied``, ``dim`` as in ``Decoder.heads``, the rule of ``sliding`` layers, and ``further``
-    numbers in each layer that are nothing of these."""
+    on disk, the default of ``tied``, ``dim`` as in ``Decoder.heads``, the rule of ``sliding`` layers, tokens that these
+    see ``beside`` the sliding_window, and ``further`` numbers in each layer that are nothing of these."""
 
     norms: int = 2
     norm: str | tuple[str, str] = ""
@@ -91,6 +91,7 @@ class Dense:
     tied: bool = False
     dim: bool = False
     sliding: Sliding = nowhere
+    beside: int = 0
     further: int = 0
 
     def __call__(self, fields: Fields) -> Geometry:
@@ -115,7 +116,7 @@ class Dense:
         else:
             norm = norm_of(fields, self.norm)
             model.attend(model.layers, heads, qkv=on(fields, self.bias), o=on(fields, self.o), norm=norm)
-        slide(model, heads, self.sliding)
+        slide(model, heads, self.sliding, self.beside)
 
     def network(self, model: Decoder) -> None:
         """The network of every layer."""
@@ -135,10 +136,11 @@ def norm_of(fields: Fields, norm: str | tuple[str, str]) -> str:
     return norm[1] if fields.flag(norm[0]) else ""
 
 
-def slide(model: Decoder, heads: tuple[int, int, int], rule: Sliding) -> None:
+def slide(model: Decoder, heads: tuple[int, int, int], rule: Sliding, beside: int = 0) -> None:
     """What the layers keep; the window is needed where one of them slides."""
     kinds = attention_kinds(model.fields, model.layers, rule(model.fields, model.layers))
-    model.keep(kinds, heads, window=model.fields.count("sliding_window") if "sliding" in kinds else None)
+    window = model.fields.count("sliding_window") + beside if "sliding" in kinds else None
+    model.keep(kinds, heads, window=window)
 
 
 _MISTRAL = Dense(bias=False, o=False, sliding=every)
@@ -192,6 +194,6 @@ FAMILIES: dict[str, Callable[[Fields], Geometry]] = {
     "olmo2": Dense(norm="whole"),
     "olmo3": Dense(norm="whole", sliding=four),
     "cohere": _COHERE,
-    "cohere2": replace(_COHERE, sliding=four),
+    "cohere2": replace(_COHERE, sliding=four, beside=1),  # trained on [i − window, i], as vLLM's commandr.py has it
     "exaone4": Dense(bias=False, o=False, norm="head", sliding=four),
 }  # fmt: skip
