@@ -97,6 +97,8 @@ REFUSED = [
     ("vllm", CT, "mxfp6a16", "h100", "No compressed-tensors compatible scheme"),
     ("vllm", CT, "nvfp4a16", "mi300x", "Marlin FP4 not available"),
     ("vllm", CT, "fp8_dynamic", "v100", "not supported on v100"),
+    ("vllm", "gptq", "w4a16", "v100", "not supported on v100"),
+    ("vllm", "awq", "w4a16_asym", "v100", "not supported on v100"),
     ("vllm", CT, "mxfp4", "t4", "not supported on t4"),
     ("vllm", CT, "fp8_dynamic", "mi250x", "no kernel on mi250x"),
     ("vllm", CT, "fp8_per_tensor", "cpu", "static_scaled_fp8_quant"),
@@ -295,6 +297,9 @@ def test_experts_have_kernels_of_their_own() -> None:
     assert first("vllm", "fp8_dynamic", "h100") == "VLLM_CUTLASS"
     assert first("vllm", "fp8_dynamic", "a100") == "MARLIN"
     assert first("vllm", "int8", "b200") == "TRITON"
+    # no list of backends is asked for these (vllm-project/vllm#55232, #31085)
+    assert first("vllm", "mxfp4", "b300") == first("vllm", "mxfp4a16", "b200") == "CUTLASS_MXFP4_MXFP4"
+    assert first("vllm", "mxfp4", "rtx pro 6000") == first("vllm", "mxfp4a16", "h100") == "MARLIN"
     # SGLang reads packed INT4 with 8-bit inputs for routed experts alone
     assert first("sglang", "w4afp8", "h100") == "cutlass_w4a8"
 

@@ -67,7 +67,8 @@ def _experts() -> tuple[Row, ...]:
         row(held, fp8, (*_TOKEN, "fp8_group"), family=moe.FP8),
         row(held, "nvfp4", "nvfp4", family=moe.NVFP4),
         row((_CT, _MO), "nvfp4", wide, family=moe.NVFP4_WEIGHT_ONLY),
-        row((_CT, _QUARK, _AR), "mxfp4", ("mxfp4", "wide"), family=moe.MXFP4),
+        row(_CT, "mxfp4", ("mxfp4", "wide"), family=moe.CT_MXFP4),
+        row((_QUARK, _AR), "mxfp4", ("mxfp4", "wide"), family=moe.MXFP4),
         row((_CT, _MO, _AR), "mxfp8", ("mxfp8", "wide"), family=moe.MXFP8),
         row((_CT, _QUARK), ("int8_channel", "int8_tensor"), ("int8_token", "int8_tensor"), family=moe.INT8),
         row((_CT, _GPTQ, _AWQ), integers, wide, family=moe.MIXED),
@@ -211,14 +212,20 @@ _WORDS = (
         _GPTQ, ("int4", "int8_group", "int8_channel"), "wide", family=k.MIXED, groups=k.MARLIN_GROUPS,
         reach=Reach(75, archs=ROCM + CPU),
     ),
-    row(_GPTQ, ("int4", "int8_group", "int8_channel"), "wide", refusal=_GROUPS, remedy="groups of 32, 64 or 128"),
+    row(
+        _GPTQ, ("int4", "int8_group", "int8_channel"), "wide", reach=Reach(75, archs=ROCM + CPU), refusal=_GROUPS,
+        remedy="groups of 32, 64 or 128",
+    ),
     row(
         _GPTQ, (), (), refusal="Unsupported quantization config: only 4 and 8 bits, symmetric, are loaded",
         remedy="w4a16 or w8a16; asymmetric weights load from awq and compressed-tensors",
     ),
     row(_AWQ, (), (), formats=("gemv",), refusal="the gemv order is not loaded", remedy="--to awq writes gemm"),
     row(_AWQ, ("int4", "uint4"), "wide", family=k.MIXED, groups=k.MARLIN_GROUPS, reach=Reach(75, archs=ROCM + CPU)),
-    row(_AWQ, ("int4", "uint4"), "wide", refusal=_GROUPS, remedy="groups of 32, 64 or 128"),
+    row(
+        _AWQ, ("int4", "uint4"), "wide", reach=Reach(75, archs=ROCM + CPU), refusal=_GROUPS,
+        remedy="groups of 32, 64 or 128",
+    ),
     row(
         _AR, (), (), formats=("auto_round",), refusal="Unsupported packing_format: auto_round, currently only support "
         "auto_round:auto_gptq, auto_round:auto_awq, auto_round:fp8, auto_round:llm_compressor",
@@ -229,7 +236,8 @@ _WORDS = (
         reach=Reach(75, archs=ROCM + CPU),
     ),
     row(
-        _AR, ("int4", "int8_group", "int8_channel", "uint4"), "wide", refusal=_GROUPS, remedy="groups of 32, 64 or 128"
+        _AR, ("int4", "int8_group", "int8_channel", "uint4"), "wide", reach=Reach(75, archs=ROCM + CPU),
+        refusal=_GROUPS, remedy="groups of 32, 64 or 128",
     ),
     row(
         _AR, (_TENSOR, _CHANNEL), (), refusal="INC block-wise FP8 requires a 2-D group_size",

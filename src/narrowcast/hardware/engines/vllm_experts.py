@@ -83,6 +83,13 @@ MXFP4 = (
     Kernel("EMULATION", EMULATED, Reach(archs=ROCM)),
 )
 
+# compressed-tensors asks no list: CUTLASS where it is built for the GPU, with inputs in MXFP4 whatever the checkpoint
+# says of them, and Marlin elsewhere ("Using CutlassExpertsMxfp4 for MXFP4 MoE", "Using MarlinExperts for MXFP4 MoE").
+CT_MXFP4 = (
+    Kernel("CUTLASS_MXFP4_MXFP4", "mxfp4", sm(100, 119)),
+    Kernel("MARLIN", WEIGHT_ONLY, sm(75)),
+)
+
 MXFP8 = (
     Kernel("FLASHINFER_TRTLLM", "mxfp8", SM10X),
     Kernel("DEEPGEMM", "mxfp8", SM10X),
