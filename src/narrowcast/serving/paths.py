@@ -32,6 +32,7 @@ from narrowcast.model.roles import Role
 from narrowcast.serving.question import Question
 from narrowcast.serving.ranks import layer, siblings
 from narrowcast.serving.served import Group, Served
+from narrowcast.serving.traffic import cache_mode
 from narrowcast.tensors.presets import LinearScheme, presets
 
 _SINKS = frozenset({"gpt_oss"})  # families whose attention has sinks
@@ -105,7 +106,7 @@ def kernels(served: Served, question: Question) -> tuple[Kernels, ...]:
 def attends(served: Served, question: Question) -> tuple[Attends, ...]:
     """What computes attention in each kind of layer, over the cache that was asked for or that the checkpoint asks
     for. UsageError for a mode that there is not."""
-    mode = (served.kv or "auto") if question.kv == "auto" else question.kv
+    mode = cache_mode(served, question).name
     sinks = served.geometry.family in _SINKS
     return tuple(
         Attends(each, attention_path(

@@ -15,10 +15,9 @@ from narrowcast.errors import UsageError
 from narrowcast.hardware.cache_modes import CACHE_MODES, CacheModeRow
 from narrowcast.model.geometry import Attention, Matrix
 from narrowcast.model.roles import Role
-from narrowcast.numbers.formats import formats
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Group, Served
-from narrowcast.serving.traffic import cache_mode, share
+from narrowcast.serving.traffic import cache_mode, share, states
 
 CHUNK = 8192  # tokens of a prompt that engines read at once (vLLM's server on large GPUs)
 VOCABULARY = 64  # vLLM and SGLang pad a vocabulary to a multiple
@@ -203,16 +202,7 @@ class Stage:
     @cached_property
     def states(self) -> float:
         """Bytes of one sequence's states."""
-        own = self.served.geometry.dtype
-        bits = sum(
-            one.layers
-            * (
-                (one.state - one.recurrent) * formats[own].bits
-                + one.recurrent * formats[one.recurrent_dtype or own].bits
-            )
-            for one in self.served.geometry.attention
-        )
-        return bits / 8 / self.question.tp * self.part
+        return states(self.served, self.question) * self.part
 
 
 def index_bytes(dim: int) -> int:

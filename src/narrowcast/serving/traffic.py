@@ -81,7 +81,7 @@ def decode(
     per_sequence = _cache(served, question, question.context)
     return Traffic(
         _weights(served, question, tokens if uniform else None), tokens * _row(served, question),
-        tokens * per_sequence[0], tokens * per_sequence[1], tokens * 2 * _states(served, question), flops,
+        tokens * per_sequence[0], tokens * per_sequence[1], tokens * 2 * states(served, question), flops,
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def prefill(
     )
     return Traffic(
         _weights(served, question, context if uniform else None), context * _row(served, question),
-        0.0, written, _states(served, question), flops,
+        0.0, written, states(served, question), flops,
     )  # fmt: skip
 
 
@@ -218,8 +218,8 @@ def _token(attention: Attention, served: Served, question: Question) -> float:
     return heads * mode.head_bytes(attention.k_dim, attention.v_dim)
 
 
-def _states(served: Served, question: Question) -> float:
-    """Bytes of one sequence's states on one GPU."""
+def states(served: Served, question: Question) -> float:
+    """Bytes of one sequence's states on one GPU of a single stage."""
     own = served.geometry.dtype
     bits = sum(
         each.layers
