@@ -20,6 +20,7 @@ from narrowcast.serving.loading import from_config
 from narrowcast.serving.memory import Memory, memory
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Group, Served
+from narrowcast.serving.stages import Stage
 from narrowcast.tensors.schemes import schemes
 from serving.configs import LLAMA3_8B
 
@@ -328,11 +329,11 @@ def test_experts_are_split_or_spread() -> None:
 
 
 def test_a_vocabulary_is_padded() -> None:
-    matrix = Matrix("model.embed_tokens", Role.EMBEDDING, (1000, 64), split="column")
-    geometry = Geometry("toy", 1, 64, 1000, True, (matrix,), (Attention("full", 1, 4, 4, 64, 64),), 0)
-    served = Served("toy", geometry, "plain", (Group(matrix, None, 128_000),), 0, "config")
-    assert memory(served, asked()).weights["embedding"] == 1024 * 64 * 2
-    assert memory(served, asked(engine="transformers")).weights["embedding"] == 128_000
+    matrix = Matrix("model.embed_tokens", Role.EMBEDDING, (1030, 64), split="column")
+    geometry = Geometry("toy", 1, 64, 1030, True, (matrix,), (Attention("full", 1, 4, 4, 64, 64),), 0)
+    served = Served("toy", geometry, "plain", (Group(matrix, None, 131_840),), 0, "config")
+    assert memory(served, asked()).weights["embedding"] == 1088 * 64 * 2
+    assert memory(served, asked(engine="transformers")).weights["embedding"] == 131_840
 
 
 def test_the_fullest_stage_of_a_pipeline_counts() -> None:
@@ -344,8 +345,9 @@ def test_the_fullest_stage_of_a_pipeline_counts() -> None:
     assert found.weights["attention"] + found.weights["mlp"] == pytest.approx(linear * 11 / 32, abs=2)
     assert found.weights["embedding"] == 128256 * 4096 * 2
     assert "output head" not in found.weights
-    tied = memory(public("smollm2-135m"), asked(pp=2))
-    assert tied.weights["embedding"] == 49152 * 576 * 2  # each end has a copy
+    for stage, copies in ((0, 1), (1, 0), (2, 1)):  # each end of a tied model has a copy
+        weights = Stage(public("smollm2-135m"), asked(pp=3), stage, 1 / 3).weights
+        assert weights.get("embedding", 0) == copies * 49152 * 576 * 2
     with pytest.raises(UsageError, match="33 stages"):
         memory(served, asked(pp=33))
 
