@@ -157,3 +157,9 @@ def test_the_largest_bias_that_fp32_decodes() -> None:
     assert formats["e8m7:bias=128"].max == formats["bf16"].max
     assert isinstance(formats["e4m3:bias=147"], Format)
     assert formats["e4m3:bias=147"].smallest == 2.0**-149
+
+
+def test_a_name_without_a_format_may_be_asked_for() -> None:
+    assert formats.get("intfour") is None
+    assert formats.get("", "nothing") == "nothing"
+    assert formats.get("BF16") is formats["bf16"]

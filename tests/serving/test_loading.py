@@ -389,6 +389,27 @@ def test_public_configs_without_weights(tmp_path: Path, case: str) -> None:
     assert found.kv == ("fp8_e4m3" if case == "modelopt fp8" else None)
 
 
+SPOILED = {
+    "block of one number": {"quant_method": "fp8", "weight_block_size": [128]},
+    "block of nothing": {"quant_method": "fp8", "weight_block_size": [0, 0]},
+    "block that is a number": {"quant_method": "fp8", "weight_block_size": 128},
+    "block of words": {"quant_method": "fp8", "weight_block_size": [128, "wide"]},
+    "no expression": {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"+:(": {"bits": 8}}},
+    "no width": {"quant_method": "gptq", "bits": "four", "group_size": 128},
+    "no group": {"quant_method": "gptq", "bits": 4, "group_size": 0},
+    "group below nothing": {"quant_method": "awq", "bits": 4, "group_size": -5},
+    "group that is a flag": {"quant_method": "gptq", "bits": 4, "group_size": True},
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_words_that_say_no_layer_are_refused(tmp_path: Path, case: str) -> None:
+    config = toys.llama_config(hidden=256, inner=512, head=True, quantization_config=SPOILED[case])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError):
+        load(tmp_path)
+
+
 # --- what other libraries wrote
 
 

@@ -184,7 +184,19 @@ def _stored(source: Source, module: str, parts: Mapping[str, Any], config: Mappi
 
 
 def _override(source: Source, module: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What ``dynamic`` says of a module: its first pattern that matches, from the start of the name."""
+    """What ``dynamic`` says of a quantized module."""
+    pattern, said = dynamic_of(source, module, config)
+    if pattern.startswith("-:"):
+        raise contradiction(
+            f"{module} is quantized, and the config says that it is not", source, got=f"{module}.qweight",
+            wanted=f"a plain weight, as dynamic {pattern} says",
+        )  # fmt: skip
+    return said
+
+
+def dynamic_of(source: Source, module: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The first pattern of ``dynamic`` that matches from the start of a module's name, and what it says; patterns with
+    -: say that it is not quantized. CheckpointError for a pattern that is none."""
     for pattern, said in (config.get("dynamic") or {}).items():
         try:
             matches = re.match(pattern.removeprefix("+:").removeprefix("-:"), module)
@@ -193,14 +205,9 @@ def _override(source: Source, module: str, config: Mapping[str, Any]) -> Mapping
                 "a pattern in dynamic is no regular expression", source, got=f"{pattern}: {error}",
                 wanted="a regular expression after -: or +:",
             ) from None  # fmt: skip
-        if matches and pattern.startswith("-:"):
-            raise contradiction(
-                f"{module} is quantized, and the config says that it is not", source, got=f"{module}.qweight",
-                wanted=f"a plain weight, as dynamic {pattern} says",
-            )  # fmt: skip
-        if matches and isinstance(said, Mapping):
-            return said
-    return {}
+        if matches and (isinstance(said, Mapping) or pattern.startswith("-:")):
+            return pattern, said if isinstance(said, Mapping) else {}
+    return "", {}
 
 
 def _check_head(source: Source, modules: Mapping[str, Any], config: Mapping[str, Any]) -> None:

@@ -140,11 +140,6 @@ class _Told:
     @classmethod
     def of(cls, source: Source) -> _Told:
         config, model = source.config, source.checkpoint.config or {}
-        size = config.get("weight_block_size")
-        if size is not None and not _is_block(size):
-            raise contradiction(
-                "weight_block_size is not a block", source, got=size, wanted="two positive numbers or null"
-            )
         if config.get("fmt") not in (None, "e4m3"):
             raise contradiction(
                 "the config names a code that no engine reads", source, got=config["fmt"], wanted="e4m3"
@@ -152,12 +147,24 @@ class _Told:
         default = "fp4" if str(model.get("model_type")).startswith("deepseek_v4") else "fp8"
         experts = config.get("expert_dtype") or model.get("expert_dtype") or default
         return cls(
-            (size[0], size[1]) if size is not None else None, config.get("activation_scheme"),
+            block_of(source), config.get("activation_scheme"),
             config.get("scale_fmt") == "ue8m0", config.get("scale_fmt"),
             "fp4" if config.get("store_dtype") == "mxfp4" else str(experts),
             tuple(config.get("ignored_layers") or config.get("modules_to_not_convert") or ()),
             tuple(config.get("modules_to_convert") or ()),
         )  # fmt: skip
+
+
+def block_of(source: Source) -> Tile | None:
+    """The block of weights that shares a scale, as the config says it; CheckpointError for what is none."""
+    size = source.config.get("weight_block_size")
+    if size is None:
+        return None
+    if not _is_block(size):
+        raise contradiction(
+            "weight_block_size is not a block", source, got=size, wanted="two positive numbers or null"
+        )
+    return size[0], size[1]
 
 
 def _is_block(size: object) -> bool:

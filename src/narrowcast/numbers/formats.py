@@ -411,6 +411,13 @@ class Formats(Mapping[str, Format]):
         remedy = hint + "`narrowcast formats` lists them; e3m3:bias=3,finite spells one"
         raise UsageError("unknown format", got=name, remedy=remedy)
 
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """The format of a name, or ``default`` where there is none: unlike KeyError, UsageError is not Mapping's."""
+        try:
+            return self[name]
+        except UsageError:
+            return default
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (name.lower() in self._rows or name.lower() in self._aliases)
 

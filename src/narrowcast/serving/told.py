@@ -10,7 +10,6 @@ columns more. Methods whose configs do not say how a layer is stored are refused
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,8 +23,10 @@ from narrowcast.containers.compressed_tensors.read import input_scheme, told_til
 from narrowcast.containers.compressed_tensors.spellings import spell
 from narrowcast.containers.contents import Source, left_alone
 from narrowcast.containers.detect import BESIDE, open_source
+from narrowcast.containers.gptq import dynamic_of
 from narrowcast.containers.modelopt.config import KV, excluded, labels
 from narrowcast.containers.modelopt.spellings import ALGORITHMS
+from narrowcast.containers.native_fp8 import block_of
 from narrowcast.containers.skipped import skipped_by
 from narrowcast.containers.spelling import Spelling
 from narrowcast.errors import CheckpointError, UsageError
@@ -169,10 +170,10 @@ def _fp8(source: Source) -> tuple[Layer, str | None]:
             "the experts of this family are packed, which its config does not say of each layer",
             where="config.json model_type", got=model.get("model_type"), remedy="give the directory with the weights",
         )  # fmt: skip
-    block = config.get("weight_block_size")
+    block = block_of(source)
     kept = tuple(config.get("ignored_layers") or config.get("modules_to_not_convert") or ())
     if block is not None:
-        rows, columns = int(block[0]), int(block[1])
+        rows, columns = block
         powers = E8M0 if config.get("scale_fmt") == "ue8m0" else FP32
         # DeepSeek V3.1 holds its powers of two in floats; groups of a row are MX's.
         weight = stored_scheme(E4M3FN, (rows, columns), powers if rows == 1 else FP32)
@@ -197,18 +198,13 @@ def _fbgemm(source: Source) -> tuple[Layer, str | None]:
 
 def _gptq(source: Source) -> tuple[Layer, str | None]:
     config = {**source.beside.get("quantize_config.json", {}), **source.config}
-    patterns = config.get("dynamic") or {}
 
     def layer(name: str, role: Role) -> LinearScheme | None:
         if role in EXCLUDED_ROLES and not (role is Role.LM_HEAD and config.get("lm_head")):
             return None
-        over: Mapping[str, Any] = {}
-        for pattern, more in patterns.items():
-            if re.match(pattern.removeprefix("+:").removeprefix("-:"), name):
-                if pattern.startswith("-:"):
-                    return None
-                over = more if isinstance(more, Mapping) else {}
-                break
+        pattern, over = dynamic_of(source, name, config)
+        if pattern.startswith("-:"):
+            return None
         return _integers({**config, **over}, asymmetric={**config, **over}.get("sym") is False, source=source)
 
     return layer, None
@@ -233,10 +229,10 @@ def _awq(source: Source) -> tuple[Layer, str | None]:
 def _integers(config: Mapping[str, Any], *, asymmetric: bool, source: Source) -> LinearScheme:
     bits, group = config.get("bits"), config.get("group_size")
     element = formats.get(f"{'uint' if asymmetric else 'int'}{bits}")
-    if element is None or not isinstance(group, int):
+    if element is None or type(group) is not int or group < -1 or group == 0:
         raise CheckpointError(
             "the config does not say its width and group size", where=source.checkpoint.root,
-            got=f"bits {bits}, group_size {group}", wanted="bits and group_size",
+            got=f"bits {bits}, group_size {group}", wanted="bits, and a group_size or -1",
         )  # fmt: skip
     tile = (1, group) if group > 0 else (1, 0)
     return LinearScheme(stored_scheme(element, tile, BF16, zero=element if asymmetric else None))
