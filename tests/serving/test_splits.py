@@ -67,6 +67,22 @@ def test_case_11(size: int) -> None:
         assert row.unit == 128
 
 
+def test_parts_of_one_matrix_are_split_as_those_of_three() -> None:
+    """Phi-3 holds q, k and v as one and gate and up as one: engines split each part by itself."""
+    alone, together = (
+        splits(from_config("toy", LLAMA3_70B | {"model_type": family}, preset="fp8_dynamic"), "vllm").rows
+        for family in ("llama", "phi3")
+    )
+    for leaf, part in {
+        "q_proj": "qkv_proj[0]", "k_proj": "qkv_proj[1]", "v_proj": "qkv_proj[2]", "gate_proj": "gate_up_proj[0]",
+        "up_proj": "gate_up_proj[1]", "o_proj": "o_proj",
+    }.items():  # fmt: skip
+        one, other = named(alone, leaf), named(together, part)
+        assert (one.dimension, one.unit, one.whole, one.loads, one.problems, one.notes) == (
+            other.dimension, other.unit, other.whole, other.loads, other.problems, other.notes
+        )  # fmt: skip
+
+
 def test_case_11_takes_gate_and_up_by_themselves() -> None:
     """640 rows together are five blocks, and 320 are not a number of blocks: the file is not what the engine fuses."""
     assert whole(640, 128) == (1,)
