@@ -10,15 +10,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Public:
-    """A published model: ``parameters`` as published, of which ``beside`` are outside the text model and
-    ``buffers`` no parameters; ``active`` in
-    billions with ``rounding``, ``embedding`` counted or not; ``kv`` bytes per token at two bytes per element."""
+    """A published model: ``parameters`` as published, where that was ``seen``, of which ``beside`` are outside the text
+    model and ``buffers`` no parameters; ``active`` in billions with ``rounding``, ``embedding`` counted or not; ``kv``
+    bytes per token at two bytes per element."""
 
     name: str
     source: str
     parameters: int
     kv: int
     config: dict[str, Any]
+    seen: str
     beside: int = 0
     buffers: int = 0
     active: float | None = None
