@@ -18,7 +18,6 @@ from typing import Any
 from narrowcast.hardware.names import (
     ALIAS,
     AUTO,
-    CACHE,
     COMPUTES,
     DEPRECATED,
     DTYPE,
@@ -28,8 +27,8 @@ from narrowcast.hardware.names import (
     ONLINE,
     OUT,
     READS,
-    STORES,
     Name,
+    cache,
 )
 
 _GONE = (
@@ -190,10 +189,7 @@ _KEYS = (
 def _cache(
     name: str, means: str, mode: str, storage: str, scales: str, backends: str = "", **more: Any
 ) -> Name:
-    return Name(
-        name, "vllm", CACHE, more.pop("does", STORES), means, mode=mode, storage=storage, scales=scales,
-        backends=tuple(backends.split()), **more,
-    )  # fmt: skip
+    return cache("vllm", name, means, mode, storage, scales, backends=tuple(backends.split()), **more)
 
 
 _WIDE = (
