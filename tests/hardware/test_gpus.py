@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from narrowcast.errors import UsageError
@@ -248,3 +250,45 @@ def test_rows_are_whole() -> None:
         assert all(row.multiplies(column) or row.notes_about(column) for column in row.peaks), name
         assert ("achieved" in row.sources) == bool(row.achieved)
         assert all(about <= set(SUBJECTS) for about in row.notes.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        # what PyTorch sees, as vLLM's start-up logs print it
+        ("h100", 79.19),  # llm-d-incubation/llm-d-planner, accuracy/results/v0.19.0
+        ("l4", 22.05),  # pytorch/pytorch#175666
+        ("rtx 3090", 23.58),  # vllm-project/vllm#10517
+        ("rtx 4090", 23.08 / 0.98),  # vllm-project/vllm#13061, at a utilisation of 0.98
+        ("rtx 5090", 31.4),  # noonghunna/club-3090#1087
+        ("b200", 178.36),  # vllm-project/vllm#21489
+        ("gb10", 121.69),  # MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks#47
+        # what nvidia-smi shows, of which PyTorch sees up to 2 % less
+        ("a40", 46068 / 1024),  # guqiong96/Lvllm#35
+        ("h200", 143771 / 1024),  # vllm-project/recipes#381
+        ("rtx pro 6000", 97887 / 1024),  # vllm-project/vllm#37751
+        ("b300", 275040 / 1024),  # the row's note
+    ],
+)
+def test_programs_see_less_than_is_printed_on_the_box(name: str, gib: float) -> None:
+    usable = gpus[name].usable
+    assert usable is not None
+    assert 0.975 * gib <= usable / 2**30 <= 1.001 * gib
+
+
+def test_memory_that_is_known_exactly_stays() -> None:
+    row = gpus["h100"]
+    assert replace(row, memory_gb=None).usable is None
+    assert replace(row, memory_gb=85.0, seen_gib=None).usable == 85e9
+    assert gpus["cpu"].usable is None
+
+
+def test_bounds_take_what_is_faster_than_the_peak() -> None:
+    """cuBLASLt reaches 773 TFLOPS in FP8 on an RTX 5090, torch 236 in BF16; no bound may be slower than that."""
+    row = gpus["rtx 5090"]
+    assert row.peak("fp8") == 419e12
+    fp8, bf16 = row.fastest("fp8"), row.fastest("bf16")
+    assert fp8 is not None and fp8 > 773e12
+    assert bf16 == 236e12
+    assert gpus["h100"].fastest("bf16") == gpus["h100"].peak("bf16")
+    assert gpus["t4"].fastest("fp8") is None

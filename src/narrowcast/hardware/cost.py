@@ -73,7 +73,9 @@ def floor(work: Work, gpu: GPU, *, achievable: bool = False) -> Floor:
     total, unknown = 0.0, []
     for arithmetic, flops in work.flops.items():
         name = column(gpu, arithmetic)
-        peak = (gpu.achievable(name) if achievable else None) or gpu.peak(name)
+        peak = (gpu.achievable(name) if achievable else None) or (
+            gpu.peak(name) if achievable else gpu.fastest(name)
+        )
         if peak is None:
             unknown.append(name)
         else:

@@ -10,7 +10,7 @@ E4M3FN byte means half as much there.
     achieved  what the largest products reached in published measurements
 
 Where sources disagree, memory and peaks are the lower number and bandwidth is the upper, by which a bound on a step
-that waits for bytes stays one; a note names the other.
+that waits for bytes stays one; a note names the other. A bound on products takes ``fastest``.
 
 Every number has a source and the day on which that source was read. Left out: rates for operands of which half are
 zero, twice as much on marketing pages.
@@ -92,7 +92,9 @@ class GPU:
     there are unknown, or the unit is not there.
 
     ``notes`` says by text what it is about: columns, memory, bandwidth; nothing named is the whole card. ``source``
-    is of every number that ``sources`` does not name; ``achieved`` in it is of all that was measured.
+    is of every number that ``sources`` does not name; ``achieved`` in it is of all that was measured. ``faster`` are
+    rates above a peak that engines can reach: accumulated as their kernels do, or at clocks above the printed one.
+    ``seen_gib`` is the memory that programs see.
     """
 
     name: str
@@ -108,6 +110,8 @@ class GPU:
     achieved: Mapping[str, float] = field(default_factory=dict, hash=False)
     notes: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
     sources: Mapping[str, Source] = field(default_factory=dict, hash=False)
+    faster: Mapping[str, float] = field(default_factory=dict, hash=False)
+    seen_gib: float | None = None
 
     @property
     def sm(self) -> int | None:
@@ -120,6 +124,14 @@ class GPU:
         return None if self.memory_gb is None else self.memory_gb * 1e9
 
     @property
+    def usable(self) -> float | None:
+        """Bytes that programs see of it, which are more or fewer than it is sold with; those where nothing else is
+        known."""
+        if self.memory is None or self.seen_gib is None:
+            return self.memory
+        return self.seen_gib * 2**30
+
+    @property
     def bandwidth(self) -> float | None:
         """Bytes a second."""
         return None if self.bandwidth_tb_s is None else self.bandwidth_tb_s * 1e12
@@ -129,6 +141,11 @@ class GPU:
         as engines do; None where it is not known or the unit is not there."""
         tera = self.peaks.get(arithmetic)
         return None if tera is None else tera * 1e12
+
+    def fastest(self, arithmetic: str) -> float | None:
+        """The rate that bounds a product: the peak, or what is known to be faster."""
+        known = [each.get(arithmetic) for each in (self.peaks, self.faster, self.achieved)]
+        return max((tera * 1e12 for tera in known if tera is not None), default=None)
 
     def achievable(self, arithmetic: str) -> float | None:
         """FLOP a second that large products reached in published measurements."""

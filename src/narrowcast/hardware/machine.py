@@ -157,7 +157,9 @@ def _row(card: Card, tool: str) -> GPU:
         row = gpus[card.name]
         if card.memory is None:
             return row
-        return replace(row, memory_gb=card.memory / 1e9, sources={**row.sources, "memory": told})
+        return replace(
+            row, memory_gb=card.memory / 1e9, seen_gib=None, sources={**row.sources, "memory": told}
+        )
     note = (
         f"no row has the name {card.name}: bandwidth and peaks are not known; a file of your own rows gives them "
         "(docs/gpus.md)"

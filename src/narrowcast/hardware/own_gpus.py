@@ -126,6 +126,8 @@ class _Table:
             {**(base.peaks if base else {}), **peaks}, {**kept, **achieved},
             notes,
             {**(base.sources if base else {}), **dict.fromkeys(own, self.own)},
+            {column: tera for column, tera in (base.faster if base else {}).items() if column not in peaks},
+            base.seen_gib if base and not memory else None,
         )  # fmt: skip
 
     def _base(self) -> GPU | None:

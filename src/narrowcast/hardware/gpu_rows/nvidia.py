@@ -43,7 +43,7 @@ ROWS: tuple[GPU, ...] = (
         "v100 pcie", "sm70", 32, 0.90, fp32=14.1, fp16=112,
         source=COLLECTED_SPECS, notes={_DP4A: "int8", _NO_BF16: "bf16"},
     ),
-    row("t4", "sm75", 16, 0.32, fp32=8.1, fp16=65, int8=130, int4=260, source=SHEET, notes={
+    row("t4", "sm75", 16, 0.32, checked=True, fp32=8.1, fp16=65, int8=130, int4=260, source=SHEET, notes={
         _NO_BF16: "bf16", "bandwidth is also given as 0.30 TB/s": "bandwidth",
     }),
     row(
@@ -70,24 +70,27 @@ ROWS: tuple[GPU, ...] = (
         source=HMC_LATE, sources={"bandwidth": SHEET}, notes={NVLINK: ""},
     ),
     row("a30", "sm80", 24, 0.933, fp32=10.3, tf32=82, bf16=165, fp16=165, int8=330, int4=661, source=SHEET_LATE),
-    row("a10", "sm86", 24, 0.60, fp32=31.2, tf32=62.5, bf16=125, fp16=125, int8=250, int4=500,
+    row("a10", "sm86", 24, 0.60, checked=True, fp32=31.2, tf32=62.5, bf16=125, fp16=125, int8=250, int4=500,
         source=COLLECTED_SPECS),
     row(
-        "a10g", "sm86", 24, 0.60, fp32=35, tf32=35, bf16=70, fp16=70, int8=140, int4=280, source=SHEET_LATE,
+        "a10g", "sm86", 24, 0.60, checked=True,
+        fp32=35, tf32=35, bf16=70, fp16=70, int8=140, int4=280, source=SHEET_LATE,
         notes={"the board of a cloud: slower products than an A10, and some collections give it the A10's": ""},
     ),
-    row("a40", "sm86", 48, 0.696, fp32=37.4, tf32=74.8, bf16=149.7, fp16=149.7, int8=299.3, int4=598.7,
+    row("a40", "sm86", 48, 0.696, checked=True, fp32=37.4, tf32=74.8, bf16=149.7, fp16=149.7, int8=299.3, int4=598.7,
         source=HMC_LATE),
     row("orin agx", "sm87", 64, 0.2048, aliases=("orin",), fp32=5.3, tf32=21, bf16=42, fp16=42, int8=85,
         source=SHEET, notes={"memory is the CPU's too": "memory bandwidth"}),
     row(
-        "l4", "sm89", 24, 0.30, fp32=30.3, tf32=60, bf16=121, fp16=121, fp8=242, int8=242, source=COLLECTED_SPECS,
+        "l4", "sm89", 24, 0.30, checked=True,
+        fp32=30.3, tf32=60, bf16=121, fp16=121, fp8=242, int8=242, source=COLLECTED_SPECS,
         notes={SPARSE: "bf16 fp16 fp8 int8"},
     ),
-    row("l20", "sm89", 48, 0.864, fp32=59.8, tf32=59.8, bf16=119.5, fp16=119.5, fp8=239, int8=239, source=SHEET),
-    row("l40", "sm89", 48, 0.864, fp32=90.5, tf32=90.5, bf16=181.05, fp16=181.05, fp8=362, int8=362, int4=724,
-        source=L40_SHEET),
-    row("l40s", "sm89", 48, 0.864, fp32=91.6, tf32=183, bf16=362, fp16=362, fp8=733, int8=733, int4=733,
+    row("l20", "sm89", 48, 0.864, checked=True, fp32=59.8, tf32=59.8, bf16=119.5, fp16=119.5, fp8=239, int8=239,
+        source=SHEET),
+    row("l40", "sm89", 48, 0.864, checked=True, fp32=90.5, tf32=90.5, bf16=181.05, fp16=181.05, fp8=362, int8=362,
+        int4=724, source=L40_SHEET),
+    row("l40s", "sm89", 48, 0.864, checked=True, fp32=91.6, tf32=183, bf16=362, fp16=362, fp8=733, int8=733, int4=733,
         sources={"int4": L40_SHEET}),
     row(
         "h100", "sm90", 80, 3.35, aliases=("h100 sxm5", "h100 hbm3"), achieved={"bf16": 794.5, "fp8": 1402.6},
@@ -99,7 +102,7 @@ ROWS: tuple[GPU, ...] = (
     ),
     row(
         "h100 nvl", "sm90", 94, 3.9, fp32=60, tf32=418, bf16=835, fp16=835, fp8=1671, int8=1671, source=SHEET,
-        notes={CLOCKS: "bf16 fp16 fp8 int8"},
+        faster={"bf16": 965, "fp16": 965, "fp8": 1930, "int8": 1930}, notes={CLOCKS: "bf16 fp16 fp8 int8"},
     ),
     row(
         "h800", "sm90", 80, 3.35, aliases=("h800 sxm5",), bf16=989, fp16=989, fp8=1979, int8=1979,
@@ -111,7 +114,7 @@ ROWS: tuple[GPU, ...] = (
     ),
     row(
         "h200 nvl", "sm90", 141, 4.8, fp32=60, tf32=418, bf16=835, fp16=835, fp8=1671, int8=1671, source=SHEET_LATE,
-        notes={CLOCKS: "bf16 fp16 fp8 int8"},
+        faster={"bf16": 965, "fp16": 965, "fp8": 1930, "int8": 1930}, notes={CLOCKS: "bf16 fp16 fp8 int8"},
     ),
     row(
         "gh200", "sm90", 96, 4.0, aliases=("gh200 480gb", "gh200 96gb"),
@@ -150,7 +153,7 @@ ROWS: tuple[GPU, ...] = (
         notes={"numbers of one GPU, of which the board has two": "", SPARSE: "bf16 fp16 fp8 int8 fp6 fp4"},
     ),
     row(
-        "b300", "sm103", 288, 8.0, achieved={"bf16": 1769, "fp8": 3353},
+        "b300", "sm103", 288, 8.0, seen=263, achieved={"bf16": 1769, "fp8": 3353},
         fp32=75, tf32=1125, bf16=2250, fp16=2250, fp8=4500, int8=150, fp6=4500, fp4=12600,
         sources={"fp32 int8": BLACKWELL_BRIEF},
         notes={INT8_SLOW: "int8", _FP4_ULTRA: "fp4",
