@@ -65,7 +65,7 @@ def scheme(row: Name, gpu: GPU) -> LinearScheme:
 def online(served: Served, engine: str, name: str, gpu: GPU) -> Served:
     """The model as the engine would hold it, bytes and all. UsageError for a checkpoint that is quantized already."""
     row = method(engine, name)
-    if any(group.linear is not None for group in served.groups):
+    if served.quantized:
         raise UsageError(
             "the checkpoint is quantized already",
             got=f"--quantization {name}",
@@ -89,11 +89,7 @@ def _made(group: Group, row: Name, linear: LinearScheme) -> Group:
         return group
     if linear.weight.inner.tile[0] == 1 and matrix.shape[1] % (linear.weight.group or 1):
         return group
-    n, k = matrix.shape
-    each = (
-        round(linear.weight.bits_per_weight(matrix.shape) * n * k / 8) + matrix.bias * group.dtype.bits // 8
-    )
-    return replace(group, linear=linear, nbytes=matrix.layers * matrix.experts * each)
+    return group.held_in(linear)
 
 
 def kernels_online(served: Served, question: Question, name: str) -> tuple[Kernels, ...]:

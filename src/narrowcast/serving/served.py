@@ -10,7 +10,7 @@ Both give the same kind of answer, so that a plan can be made before a checkpoin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from narrowcast.model.geometry import Geometry, Matrix
 from narrowcast.model.roles import Role
@@ -49,6 +49,17 @@ class Group:
         """Stored bits per parameter."""
         return 8 * self.nbytes / self.matrix.parameters
 
+    def held_in(self, linear: LinearScheme | None, dtype: Format | None = None) -> Group:
+        """The same matrices in a scheme (None: plain floats) whatever they are in now, by its bits alone: no container
+        adds or leaves out anything. ``dtype`` is that of floats and biases (None: as it is)."""
+        matrix, wide = self.matrix, dtype or self.dtype
+        n, k = matrix.shape
+        bits = wide.bits if linear is None else linear.weight.bits_per_weight((n, k))
+        each = round(bits * n * k / 8) + matrix.bias * wide.bits // 8
+        return replace(
+            self, linear=linear, nbytes=matrix.layers * matrix.experts * each, dtype=wide, format=None
+        )
+
 
 @dataclass(frozen=True)
 class Served:
@@ -68,6 +79,11 @@ class Served:
     kv_scales: bool = False
     notes: tuple[str, ...] = ()
     tower_bytes: int = 0
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any layer is in a scheme."""
+        return any(group.linear is not None for group in self.groups)
 
     @property
     def nbytes(self) -> int:

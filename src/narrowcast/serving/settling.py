@@ -105,7 +105,7 @@ def _named(spoken: Dialect, served: Served, name: str) -> Quantization:
         raise UsageError(f"{title}'s server has no flag --quantization", got=name, remedy="--preset NAME")
     row = find(name, spoken.engine, METHOD)[0]
     said: tuple[str, ...] = ()
-    unquantized = served.preset is None and all(group.linear is None for group in served.groups)
+    unquantized = served.preset is None and not served.quantized
     if not unquantized:
         if row.does in (ALIAS, READS, EITHER) and served.container in row.containers:
             return Quantization(

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from narrowcast.hardware.cost import Work, column, floor
 from narrowcast.hardware.gpus import GPU
-from narrowcast.numbers.formats import formats
+from narrowcast.numbers.formats import BF16, formats
 from narrowcast.serving.loading import fitting
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Group, Served
@@ -104,10 +104,12 @@ def _rows(served: Served, question: Question) -> Iterator[FormatRow]:
 def in_format(served: Served, name: str, cover: Covers = "linears") -> Served:
     """The model with its matrices in the format of that name."""
     if name in _WIDE:
-        return replace(served, groups=tuple(_group(group, None, FORMATS[name]) for group in served.groups))
+        return replace(
+            served, groups=tuple(group.held_in(None, formats[FORMATS[name]]) for group in served.groups)
+        )
     preset = presets[FORMATS[name]]
     return replace(
-        served, groups=tuple(_group(group, _linear(group, preset, cover), "bf16") for group in served.groups)
+        served, groups=tuple(group.held_in(_linear(group, preset, cover), BF16) for group in served.groups)
     )
 
 
@@ -115,16 +117,6 @@ def _linear(group: Group, preset: Preset, cover: Covers) -> LinearScheme | None:
     if cover == "all":
         return preset.linear
     return None if group.matrix.role in preset.excluded else fitting(preset, group.matrix.shape[1])
-
-
-def _group(group: Group, linear: LinearScheme | None, dtype: str) -> Group:
-    matrix, wide = group.matrix, formats[dtype]
-    n, k = matrix.shape
-    bits = wide.bits if linear is None else linear.weight.bits_per_weight(matrix.shape)
-    each = round(bits * n * k / 8) + matrix.bias * wide.bits // 8
-    return replace(
-        group, linear=linear, nbytes=matrix.layers * matrix.experts * each, dtype=wide, format=None
-    )
 
 
 def _row(served: Served, wide: Served, name: str, cover: Covers, question: Question) -> FormatRow:

@@ -91,13 +91,10 @@ class Said:
         if linear is None:
             return Group(matrix, None, matrix.parameters * dtype.bits // 8, dtype)
         how = self._spelling(linear, dtype)
-        n, k = matrix.shape
-        size = (
-            nbytes(how, linear, (n, k)) if how else round(linear.weight.bits_per_weight((n, k)) * n * k / 8)
-        )
-        each = size + matrix.bias * dtype.bits // 8
-        word = how.format if how is not None else None
-        return Group(matrix, linear, matrix.layers * matrix.experts * each, dtype, word)
+        if how is None:
+            return Group(matrix, None, 0, dtype).held_in(linear)
+        each = nbytes(how, linear, matrix.shape) + matrix.bias * dtype.bits // 8
+        return Group(matrix, linear, matrix.layers * matrix.experts * each, dtype, how.format)
 
     def _spelling(self, linear: LinearScheme, dtype: Format) -> Spelling | None:
         """How the container writes a layer: under the config's own format; None where it is only read."""

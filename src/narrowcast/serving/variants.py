@@ -43,7 +43,7 @@ class Variants:
     @property
     def quantized(self) -> bool:
         """Whether it is already, or lies in a container of its own, so that no preset can be chosen."""
-        return self.wide.container != "plain" or any(group.linear is not None for group in self.wide.groups)
+        return self.wide.container != "plain" or self.wide.quantized
 
     def written(self, name: str) -> Served:
         """The model as a preset would write it. UsageError for one that no container, or not the asked one, holds."""
