@@ -287,8 +287,7 @@ def test_bounds_take_what_is_faster_than_the_peak() -> None:
     """cuBLASLt reaches 773 TFLOPS in FP8 on an RTX 5090, torch 236 in BF16; no bound may be slower than that."""
     row = gpus["rtx 5090"]
     assert row.peak("fp8") == 419e12
-    fp8, bf16 = row.fastest("fp8"), row.fastest("bf16")
-    assert fp8 is not None and fp8 > 773e12
-    assert bf16 == 236e12
+    assert (row.fastest("fp8") or 0) > 773e12
+    assert row.fastest("bf16") == 236e12
     assert gpus["h100"].fastest("bf16") == gpus["h100"].peak("bf16")
     assert gpus["t4"].fastest("fp8") is None

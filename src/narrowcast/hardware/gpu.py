@@ -143,9 +143,9 @@ class GPU:
         return None if tera is None else tera * 1e12
 
     def fastest(self, arithmetic: str) -> float | None:
-        """The rate that bounds a product: the peak, or what is known to be faster."""
-        known = [each.get(arithmetic) for each in (self.peaks, self.faster, self.achieved)]
-        return max((tera * 1e12 for tera in known if tera is not None), default=None)
+        """The rate that bounds a product: the peak, or what is known to be faster; None where the peak is not known."""
+        peak = self.peak(arithmetic)
+        return None if peak is None else max(peak, self.faster.get(arithmetic, 0) * 1e12)
 
     def achievable(self, arithmetic: str) -> float | None:
         """FLOP a second that large products reached in published measurements."""
