@@ -14,7 +14,7 @@ import vllm_selection as vllm
 
 from narrowcast.errors import UsageError
 from narrowcast.hardware.attention import _table, _tried, attention_path
-from narrowcast.hardware.attention_row import Order
+from narrowcast.hardware.attention.row import Order
 from narrowcast.hardware.cache_modes import CACHE_MODES
 from narrowcast.hardware.engines import ENGINES
 from narrowcast.hardware.gpus import GPU, gpus
@@ -144,7 +144,7 @@ def test_refusals_are_vllms_words() -> None:
     assert "native FP8 (fp8e4nv) requires SM89+" in flat["backends/triton_attn.py"]
     assert "FP8 KV cache is not supported by the Triton MLA backend" in flat["backends/mla/triton_mla.py"]
     assert "FP8 KV cache requires head_size divisible by 32 on CPU." in flat["backends/cpu_attn.py"]
-    from narrowcast.hardware import attention_row as words
+    from narrowcast.hardware.attention import row as words
 
     for said in (words.CAPABILITY, words.MODE, words.HEAD, words.SINKS, words.SLIDING):
         assert said in flat["backend.py"]

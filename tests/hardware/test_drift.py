@@ -15,7 +15,7 @@ from narrowcast.hardware.engines import paths, vllm, vllm_experts, vllm_kernels
 from narrowcast.hardware.engines.row import Kernel
 from narrowcast.hardware.gpus import GPU, gpus
 from narrowcast.hardware.names import VERSIONS
-from narrowcast.hardware.names_changes import CHANGES
+from narrowcast.hardware.names.changes import CHANGES
 from narrowcast.tensors.presets import presets
 
 KEPT = engine_sources.snapshot()

@@ -17,8 +17,8 @@ from narrowcast.errors import UsageError
 from narrowcast.hardware import names
 from narrowcast.hardware.cache_modes import CACHE_MODES
 from narrowcast.hardware.names import CACHE, METHOD, Name
-from narrowcast.hardware.names_changes import CHANGES
-from narrowcast.hardware.names_factorings import FACTORINGS
+from narrowcast.hardware.names.changes import CHANGES
+from narrowcast.hardware.names.factorings import FACTORINGS
 from narrowcast.tensors.schemes import schemes
 
 KEPT = engine_sources.snapshot()

@@ -10,8 +10,8 @@ from narrowcast.hardware import names
 from narrowcast.hardware.cache_modes import CACHE_MODES
 from narrowcast.hardware.engines import ENGINES, Engine, engines
 from narrowcast.hardware.names import CACHE, METHOD, VERSIONS, Factoring, Name
-from narrowcast.hardware.names_changes import CHANGES
-from narrowcast.hardware.names_factorings import FACTORINGS
+from narrowcast.hardware.names.changes import CHANGES
+from narrowcast.hardware.names.factorings import FACTORINGS
 from narrowcast.report.tables import facts, hanging, paragraph, table
 
 BACKENDS = (names.LINEAR, names.EXPERTS, names.FP8_GEMM, names.FP4_GEMM)

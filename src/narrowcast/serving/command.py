@@ -2,7 +2,7 @@
 
     narrowcast plan ... → question  →  vllm serve MODEL --max-model-len ... | sglang serve ... | trtllm-serve ...
 
-Every flag is a row of the engine's dialect (``flags_vllm``, ``flags_sglang``, ``flags_tensorrt_llm``), looked up in the
+Every flag is a row of the engine's dialect (``serving/flags``), looked up in the
 engine at the version named there. A preset that the engine makes while it loads becomes its own name for it; another
 preset is quantized first, by a line that stands before the command. What the engine would refuse is said here, with
 its reason, before a server has loaded for minutes to say the same.
@@ -27,7 +27,7 @@ from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
 
 DIALECTS: Mapping[str, str] = {
-    "vllm": "flags_vllm", "sglang": "flags_sglang", "tensorrt-llm": "flags_tensorrt_llm",
+    "vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt_llm",
 }  # fmt: skip
 GPUS_PER_NODE = 8
 
@@ -107,7 +107,7 @@ def dialect(engine: str) -> Dialect:
     row = engines[engine]
     if row.name not in DIALECTS:
         raise UsageError(f"{row.title} has no server command here", wanted=", ".join(DIALECTS))
-    found: Dialect = import_module(f"narrowcast.serving.{DIALECTS[row.name]}").DIALECT
+    found: Dialect = import_module(f"narrowcast.serving.flags.{DIALECTS[row.name]}").DIALECT
     return found
 
 

@@ -143,8 +143,8 @@ def cache(
 @lru_cache
 def every() -> tuple[Name, ...]:
     """All rows of all engines, vLLM's first."""
-    files = ("names_vllm", "names_backends", "names_sglang", "names_tensorrt_llm")
-    found = [row for file in files for row in import_module(f"narrowcast.hardware.{file}").ROWS]
+    files = ("vllm", "backends", "sglang", "tensorrt_llm")
+    found = [row for file in files for row in import_module(f"narrowcast.hardware.names.{file}").ROWS]
     return tuple(sorted(found, key=lambda row: (list(VERSIONS).index(row.engine), KINDS.index(row.kind))))
 
 

@@ -19,17 +19,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
-from narrowcast.hardware.attention_row import MODE, Attention, Backend, Layout
+from narrowcast.hardware.attention.row import MODE, Attention, Backend, Layout
 from narrowcast.hardware.cache_modes import CACHE_MODES, CacheModeRow
 from narrowcast.hardware.engines import ENGINES, engines
 from narrowcast.hardware.engines.row import UNKNOWN
 from narrowcast.hardware.gpus import GPU
 
 _TABLES: Mapping[str, tuple[str, str]] = {
-    "vllm": ("attention_vllm", "ATTENTION"),
-    "sglang": ("attention_others", "SGLANG"),
-    "tensorrt-llm": ("attention_others", "TENSORRT_LLM"),
-    "transformers": ("attention_others", "TRANSFORMERS"),
+    "vllm": ("vllm", "ATTENTION"),
+    "sglang": ("others", "SGLANG"),
+    "tensorrt-llm": ("others", "TENSORRT_LLM"),
+    "transformers": ("others", "TRANSFORMERS"),
 }
 _STATE = "a recurrent layer keeps a state and no keys: no mode of the KV cache touches it"
 
@@ -107,7 +107,7 @@ def attention_path(
 
 def _table(engine: str) -> Attention:
     module, name = _TABLES[engines[engine].name]
-    table: Attention = getattr(import_module(f"narrowcast.hardware.{module}"), name)
+    table: Attention = getattr(import_module(f"narrowcast.hardware.attention.{module}"), name)
     return table
 
 

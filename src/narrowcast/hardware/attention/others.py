@@ -11,7 +11,7 @@ the backends that a check of its own names, and the default of 8.x, 9.0 and 12.x
 
 from __future__ import annotations
 
-from narrowcast.hardware.attention_row import WIDE, Attention, Backend, Order
+from narrowcast.hardware.attention.row import WIDE, Attention, Backend, Order
 from narrowcast.hardware.engines.row import CDNA3, CPU, ROCM, UNKNOWN, Reach, sm
 
 _E4M3, _FP8 = ("fp8_e4m3",), ("fp8_e4m3", "fp8_e5m2")

@@ -2,7 +2,7 @@
 
     row(asked)  →  value and reason, or None where the flag is not needed
 
-An engine's rows stand in ``flags_vllm``, ``flags_sglang`` and ``flags_tensorrt_llm``, in the order of the command line,
+An engine's rows stand in ``vllm``, ``sglang`` and ``tensorrt_llm``, in the order of the command line,
 each with the file of the engine that defines it. A flag that would only repeat the engine's default is left out, unless
 the default differs between versions or the plan's numbers rest on it.
 """

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from narrowcast.hardware.attention_row import WIDE, Attention, Backend, Order
+from narrowcast.hardware.attention.row import WIDE, Attention, Backend, Order
 from narrowcast.hardware.engines.row import CDNA3, CPU, CUDA, ROCM, UNKNOWN, Reach, sm
 
 _E4M3, _E5M2 = ("fp8_e4m3",), ("fp8_e5m2",)
