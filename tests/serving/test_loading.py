@@ -394,12 +394,21 @@ SPOILED = {
     "block of nothing": {"quant_method": "fp8", "weight_block_size": [0, 0]},
     "block that is a number": {"quant_method": "fp8", "weight_block_size": 128},
     "block of words": {"quant_method": "fp8", "weight_block_size": [128, "wide"]},
+    "another code": {"quant_method": "fp8", "fmt": "e5m2"},
+    "no scheme of inputs": {"quant_method": "fp8", "activation_scheme": "wild"},
+    "a float of three bits": {"quant_method": "compressed-tensors", "config_groups":
+                              {"group_0": {**_LINEAR, "weights": {**_W8, "num_bits": 3}}}},
+    "an integer of forty bits": {"quant_method": "compressed-tensors", "config_groups":
+                                 {"group_0": {**_LINEAR, "weights": {**_W4, "num_bits": 40}}}},
+    "inputs of forty bits": {"quant_method": "compressed-tensors", "config_groups":
+                             {"group_0": {**_LINEAR, "weights": _W8, "input_activations": {**_A8, "type": "int",
+                                                                                         "num_bits": 40}}}},
     "no expression": {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"+:(": {"bits": 8}}},
     "no width": {"quant_method": "gptq", "bits": "four", "group_size": 128},
     "no group": {"quant_method": "gptq", "bits": 4, "group_size": 0},
     "group below nothing": {"quant_method": "awq", "bits": 4, "group_size": -5},
     "group that is a flag": {"quant_method": "gptq", "bits": 4, "group_size": True},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SPOILED)

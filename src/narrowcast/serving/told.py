@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.containers import containers
+from narrowcast.containers.compressed_tensors.cache import mode_of
 from narrowcast.containers.compressed_tensors.config import arguments
 from narrowcast.containers.compressed_tensors.groups import Groups
-from narrowcast.containers.compressed_tensors.read import input_scheme, told_tile
+from narrowcast.containers.compressed_tensors.read import element_of, input_scheme, told_tile
 from narrowcast.containers.compressed_tensors.spellings import spell
-from narrowcast.containers.contents import Source, left_alone
+from narrowcast.containers.contents import Source, contradiction, left_alone
 from narrowcast.containers.detect import BESIDE, open_source
 from narrowcast.containers.gptq import dynamic_of
 from narrowcast.containers.modelopt.config import KV, excluded, labels
@@ -140,10 +141,7 @@ def _compressed_tensors(source: Source) -> tuple[Layer, str | None]:
         inputs = input_scheme(group.inputs) if group.inputs is not None else None
         return LinearScheme(_weight(group.weights), inputs, dynamic)
 
-    cache = source.config.get("kv_cache_scheme")
-    if not isinstance(cache, Mapping):
-        return layer, None
-    return layer, "fp8_head" if cache.get("strategy") == "attn_head" else "fp8"
+    return layer, mode_of(source, groups)
 
 
 def _weight(args: Mapping[str, Any]) -> Scheme:
@@ -152,8 +150,7 @@ def _weight(args: Mapping[str, Any]) -> Scheme:
         written = arguments(row, False, weight=True)
         if all(args.get(key) == written.get(key) for key in _KEYS):
             return row
-    kind = "int" if args["type"] == "int" and args["symmetric"] else "uint"
-    element = E4M3FN if args["type"] == "float" else formats[f"{kind}{args['num_bits']}"]
+    element = element_of(args, signed=args["symmetric"])
     scale = FP32 if element.kind is not Kind.INT else BF16
     return stored_scheme(
         element, told_tile(args) or (0, 0), scale, zero=None if args["symmetric"] else element
@@ -167,6 +164,11 @@ def _fp8(source: Source) -> tuple[Layer, str | None]:
             "the experts of this family are packed, which its config does not say of each layer",
             where="config.json model_type", got=model.get("model_type"), remedy="give the directory with the weights",
         )  # fmt: skip
+    for key, known in (("fmt", ("e4m3",)), ("activation_scheme", ("dynamic", "static"))):
+        if config.get(key) not in (None, *known):
+            raise contradiction(
+                f"{key} is none that engines read", source, got=config[key], wanted=" or ".join(known)
+            )
     block = block_of(source)
     kept = tuple(config.get("ignored_layers") or config.get("modules_to_not_convert") or ())
     if block is not None:

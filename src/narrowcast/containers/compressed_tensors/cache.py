@@ -63,9 +63,17 @@ def cache_of(source: Source, groups: Groups) -> Cache:
     notes = () if scales or args.get("dynamic") is True else (
         "kv_cache_scheme asks for scales of the KV cache, and the file has none; engines take 1.0",
     )  # fmt: skip
+    return Cache(mode_of(source, groups), scales, tuple(zeros), notes)
+
+
+def mode_of(source: Source, groups: Groups) -> str | None:
+    """What the config calls the cache, in our words where we have some."""
+    args = _arguments(source, groups)
+    if args is None:
+        return None
     told = (args.get("num_bits", 8), str(args.get("type", "float")))
-    name = ("fp8_head" if heads else "fp8") if told == (8, "float") else f"{told[1]}{told[0]}"
-    return Cache(name, scales, tuple(zeros), notes)
+    heads = args.get("strategy") == "attn_head"
+    return ("fp8_head" if heads else "fp8") if told == (8, "float") else f"{told[1]}{told[0]}"
 
 
 def _arguments(source: Source, groups: Groups) -> Mapping[str, Any] | None:

@@ -40,6 +40,7 @@ _SUFFIXES = (
     ".weight_g_idx", ".input_scale", ".input_global_scale", ".input_zero_point",
 )  # fmt: skip
 _SPARSE = ("sparse-bitmask", "sparse-24-bitmask", "marlin-24")
+_FLOATS = {4: E2M1, 6: E2M3, 8: E4M3FN}
 _KEYS = ("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure")
 
 
@@ -249,7 +250,7 @@ def _packed_integers(
 def _integers(parts: Mapping[str, Entry], weights: Mapping[str, Any], tile: Tile, scale: Format) -> Scheme:
     """Integers of the config's width: signed, or with zero points where the file has them."""
     asymmetric = ".weight_zero_point" in parts
-    element = formats[f"{'uint' if asymmetric else 'int'}{weights['num_bits']}"]
+    element = element_of({**weights, "type": "int"}, signed=not asymmetric)
     return stored_scheme(element, tile, scale, zero=element if asymmetric else None)
 
 
@@ -336,14 +337,25 @@ def _linear(
     return LinearScheme(weight, input_scheme(inputs), not wants), taken
 
 
+def element_of(args: Mapping[str, Any], *, signed: bool = True) -> Format:
+    """The element that whole arguments name. CheckpointError for one that there is not."""
+    bits, kind = args["num_bits"], args["type"]
+    found = _FLOATS.get(bits) if kind == "float" else None
+    if kind == "int":
+        found = formats.get(f"{'int' if signed else 'uint'}{bits}")
+    if found is None:
+        raise CheckpointError(
+            "a config group names an element that there is not", where="config.json config_groups",
+            got=f"{kind} of {bits} bits", wanted=f"int, or float of {', '.join(map(str, _FLOATS))} bits",
+        )  # fmt: skip
+    return found
+
+
 def input_scheme(args: Mapping[str, Any]) -> Scheme:
     """The scheme of an activation from its whole arguments."""
-    bits, kind = args["num_bits"], args["type"]
     if args["strategy"] == "tensor_group":
         return schemes["nvfp4"]
-    element = {(8, "float"): E4M3FN, (6, "float"): E2M3, (4, "float"): E2M1}.get((bits, kind)) or formats[
-        f"int{bits}"
-    ]
+    element = element_of(args)
     scale = E8M0 if "uint8" in str(args.get("scale_dtype") or "") else FP32
     return stored_scheme(
         element, told_tile(args) or (0, 0), scale, zero=None if args["symmetric"] else element
