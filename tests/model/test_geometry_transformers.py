@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from model.geometry_toys import DELTA, HEADS, KIMI, MOE, TOWERS, TOYS, VIT
+from model.geometry_toys import DELTA, HEADS, KIMI, MOE, PLAIN, TOWERS, TOYS, VIT
 from model.public_models import Public, public_models
 from narrowcast.model.families import geometry
 from narrowcast.model.families.towers import DEFAULTS
@@ -111,6 +111,32 @@ def test_experts_of_qwen3_5_count_the_same() -> None:
     model = build("qwen3_5_moe", {"text_config": {**HEADS, **MOE, **DELTA}, "vision_config": VIT})
     ours = geometry(json.loads(json.dumps(model.config.to_dict(), default=str)))
     assert ours.parameters == sum(on_disk(model).values())
+
+
+AUDIO = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "output_dim": 64,
+}
+THINKERS = [
+    ("qwen3_omni_moe", "Qwen3OmniMoeThinkerForConditionalGeneration", {**HEADS, **MOE}),
+    ("qwen2_5_omni", "Qwen2_5OmniThinkerForConditionalGeneration", PLAIN),
+]
+
+
+@pytest.mark.parametrize(("family", "thinker", "fields"), THINKERS)
+def test_thinkers_are_counted_under_the_names_of_files(
+    family: str, thinker: str, fields: dict[str, Any]
+) -> None:
+    """The thinker alone, which stands inside a model with a talker."""
+    parts = {"text_config": fields, "vision_config": VIT, "audio_config": AUDIO}
+    config = transformers.AutoConfig.for_model(family, thinker_config=parts)
+    with torch.device("meta"):
+        model = getattr(transformers, thinker)(config.thinker_config)
+    theirs = Counter({f"thinker.{name}": n for name, n in on_disk(model).items() if "audio" not in name})
+    compare(geometry(json.loads(json.dumps(config.to_dict(), default=str))), theirs)
 
 
 def test_a_dense_layer_of_kimi_linear_counts_the_same() -> None:

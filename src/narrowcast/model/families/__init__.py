@@ -52,7 +52,9 @@ def geometry(config: Mapping[str, Any]) -> Geometry:
             wanted=", ".join(sorted(FAMILIES)),
         )  # fmt: skip
     spare = DEFAULTS.get(kind) if text is not config else None
-    found = FAMILIES[_plain(kind)](Fields(text, _plain(kind), outer=config, spare=spare))
+    thinker = config.get("thinker_config")  # between the two, of models that have a talker too
+    outside = {**config, **thinker} if isinstance(thinker, Mapping) else config
+    found = FAMILIES[_plain(kind)](Fields(text, _plain(kind), outer=outside, spare=spare))
     multimodal = text is not config or any(config.get(part) for part in _BESIDE)
     return in_tower(found, tower or TOWERS["qwen2_vl"]) if multimodal else found
 

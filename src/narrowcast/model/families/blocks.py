@@ -202,12 +202,16 @@ class Decoder:
 
     def state(self, layers: int, convolution: int, recurrent: int, *, dtype: str | None = None) -> None:
         """States of each sequence: elements of the convolution's and of the recurrence's, in each of the layers."""
-        if layers:
-            self.keeps.append(
-                Attention(
-                    "state", layers, state=convolution + recurrent, recurrent=recurrent, recurrent_dtype=dtype
-                )
-            )
+        if not layers:
+            return
+        new = Attention(
+            "state", layers, state=convolution + recurrent, recurrent=recurrent, recurrent_dtype=dtype
+        )
+        for i, old in enumerate(self.keeps):
+            if replace(old, layers=layers) == new:  # the same mixer under another name
+                self.keeps[i] = replace(old, layers=old.layers + layers)
+                return
+        self.keeps.append(new)
 
     def latent(self, layers: int) -> None:
         """Multi-head latent attention: keys and values come from one latent of kv_lora_rank elements and a rotary part,

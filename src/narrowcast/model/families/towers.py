@@ -40,6 +40,8 @@ TOWERS: Mapping[str, Tower] = {
     "llama4": Tower("llama4_text", **_WHOLE),
     "mllama": Tower("mllama", **_WHOLE),
     "kimi_k25": Tower("kimi_k2", **_WHOLE),
+    "qwen3_omni_moe": Tower("qwen3_omni_moe_text", "thinker.model", "thinker.lm_head"),
+    "qwen2_5_omni": Tower("qwen2_5_omni_text", "thinker.model", "thinker.lm_head"),
     "idefics3": Tower("llama", "model.text_model"),
     "smolvlm": Tower("llama", "model.text_model"),
     "qwen2_vl": Tower("qwen2_vl_text"),
