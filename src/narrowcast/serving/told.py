@@ -94,7 +94,7 @@ class Said:
         how = self._spelling(linear, dtype)
         if how is None:
             return Group(matrix, None, 0, dtype).held_in(linear)
-        each = nbytes(how, linear, matrix.shape) + matrix.bias * dtype.bits // 8
+        each = nbytes(how, matrix.shape) + matrix.bias * dtype.bits // 8
         return Group(matrix, linear, matrix.layers * matrix.experts * each, dtype, how.format)
 
     def _spelling(self, linear: LinearScheme, dtype: Format) -> Spelling | None:

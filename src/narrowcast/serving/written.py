@@ -23,7 +23,7 @@ from narrowcast.model.recipe import Recipe
 from narrowcast.model.resolve import resolve
 from narrowcast.model.roles import Role
 from narrowcast.serving.served import Group
-from narrowcast.tensors.presets import LinearScheme, Preset
+from narrowcast.tensors.presets import Preset
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,9 @@ def stacked(matrix: Matrix) -> bool:
     return matrix.experts > 1 and ".experts.*." not in matrix.name
 
 
-def nbytes(how: Spelling, linear: LinearScheme, shape: tuple[int, int]) -> int:
+def nbytes(how: Spelling, shape: tuple[int, int]) -> int:
     """Bytes of one matrix [N, K] in this spelling, without parts that nobody has to write."""
     absent = {part.piece for part in how.parts if part.optional}
-    if not linear.calibrated:
-        absent.add("input")
     specs = how.without(*absent).specs(Place("", shape[0]), shape[1])
     return sum(prod(spec.shape) * spec.dtype.bits // 8 for spec in specs)
 
@@ -107,5 +105,5 @@ class Writing:
                 "and quantize asks to keep it"
             )
             return group
-        each = sum(nbytes(how, linear, (size, k)) for size in rows) + matrix.bias * group.dtype.bits // 8
+        each = sum(nbytes(how, (size, k)) for size in rows) + matrix.bias * group.dtype.bits // 8
         return replace(group, linear=linear, nbytes=matrix.layers * matrix.experts * each, format=how.format)
