@@ -12,15 +12,19 @@ from model.geometry_toys import (
     ALL_HEADS,
     DELTA,
     ERNIE,
+    FALCON_40B,
     GEMMA3N,
     GEMMA4,
+    GPT,
     HEADS,
     INDEX,
+    KIMI,
     LOCAL,
     MAMBA2,
     MLA,
     MOE,
     NEMOTRON,
+    OPT,
     PLAIN,
     STATES,
     ZAMBA,
@@ -61,6 +65,44 @@ def test_seeds_on_llama_3_8b() -> None:
     assert ours.active == pytest.approx(7.50e9, rel=1e-3)
     assert ours.parameters - ours.active == 128256 * 4096
     assert (ours.kept_elements() * 2, ours.kept_elements()) == (131072, 65536)
+
+
+def test_fields_in_every_spelling() -> None:
+    plain = {**HEADS, "num_experts": 6, "moe_topk": 2, "model_type": "hunyuan_v1_moe"}
+    listed = {**plain, "num_experts": [6] * 3, "moe_topk": [2] * 3}
+    assert geometry(listed) == geometry(plain)
+    biased = {**HEADS, "model_type": "internlm3", "qkv_bias": True, "bias": True}
+    assert geometry(biased) == geometry(
+        {**HEADS, "model_type": "internlm3", "attention_bias": True, "mlp_bias": True}
+    )
+    words = {**KIMI, "first_k_dense_replace": 1, "num_experts_per_tok": 2, "linear_conv_kernel_dim": 4,
+             "model_type": "kimi_linear"}  # fmt: skip
+    files = {name: value for name, value in words.items() if "linear" not in name and name != "layer_types"}
+    inner = {"num_heads": 3, "head_dim": 10, "short_conv_kernel_size": 4, "full_attn_layers": [2]}
+    assert geometry({**files, "linear_attn_config": inner, "model_type": "kimi_linear"}) == geometry(words)
+
+
+def test_a_learned_position_is_gathered() -> None:
+    ours = geometry({**GPT, "model_type": "gpt2"})
+    (table,) = (matrix for matrix in ours.matrices if matrix.leaf == "wpe")
+    assert not ours.streams(table)
+    assert ours.parameters - ours.active == table.parameters == 72 * 64
+
+
+def test_key_heads_of_falcon() -> None:
+    heads = [
+        geometry({**fields, "model_type": "falcon"}).attention[0].kv_heads
+        for fields in (FALCON_40B, {**FALCON_40B, "new_decoder_architecture": False})
+    ]
+    assert heads == [2, 1]
+
+
+def test_blocks_that_layers_share_are_counted_once_and_keep_keys_each() -> None:
+    ours = geometry({**ZAMBA, "model_type": "zamba2"})
+    (network,) = (matrix for matrix in ours.matrices if matrix.name.endswith("feed_forward.down_proj"))
+    assert network.layers == 2
+    assert [(a.kind, a.layers) for a in ours.attention] == [("state", 5), ("full", 3)]
+    assert "share the weights of 2" in ours.notes[0]
 
 
 def kept(family: str, fields: dict[str, Any]) -> list[tuple[str, int, int | None]]:
@@ -291,6 +333,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**GEMMA4, "model_type": "gemma4_text", "global_head_dim": None}, "global_head_dim"),
     ({**GEMMA4, "model_type": "gemma4_text", "per_layer_config": {"2": 28}}, "per_layer_config"),
     ({**PLAIN, "model_type": "smollm3", "num_hidden_layers": 10**9}, "num_hidden_layers"),
+    *(
+        ({**GPT, "model_type": "gpt2", field: value}, field)
+        for field, value in (("n_embd", "wide"), ("n_head", 5), ("n_inner", -1), ("n_positions", True))
+    ),
+    ({**OPT, "model_type": "opt", "ffn_dim": None}, "ffn_dim"),
+    ({**FALCON_40B, "model_type": "falcon", "num_kv_heads": "8"}, "num_kv_heads"),
+    ({**GPT, "model_type": "mpt", "no_bias": False}, "no_bias"),
+    ({**GPT, "model_type": "mpt", "attn_config": {"alibi": False}}, "attn_config"),
+    ({**HEADS, "model_type": "hunyuan_v1_moe", "num_experts": 6, "moe_topk": [2, 2, 1]}, "moe_topk"),
+    ({**KIMI, "model_type": "kimi_linear", "mla_use_output_gate": True}, "mla_use_output_gate"),
+    ({**KIMI, "model_type": "kimi_linear", "linear_attn_config": {"num_heads": 3}}, "linear_attn_config"),
+    ({**KIMI, "model_type": "kimi_linear", "layer_types": None}, "layer_types"),
+    ({**ZAMBA, "model_type": "zamba2", "layers_block_type": None}, "layers_block_type"),
     ({**PLAIN}, "model_type"),
     ({**PLAIN, "model_type": "perceiver"}, "model_type"),
     ({**PLAIN, "model_type": ["llama"]}, "model_type"),
