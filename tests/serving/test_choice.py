@@ -11,11 +11,17 @@ import pytest
 
 import toys
 from narrowcast.errors import InputError, UsageError
+from narrowcast.hardware.gpus import gpus
+from narrowcast.model.roles import Role
 from narrowcast.report.records import record
-from narrowcast.serving.choice import Choice, Option, ranked
+from narrowcast.serving.choice import Choice, Option, deciding, ranked
 from narrowcast.serving.evaluations import Quality, qualities
+from narrowcast.serving.loading import from_config
+from narrowcast.serving.paths import kernels
+from narrowcast.serving.question import Question
 from narrowcast.statistics.bootstrap import Interval
 from narrowcast.studies.evaluation import Asked, Evaluation, Gap, Histogram, Percentiles, Side, Text
+from serving.configs import DEEPSEEK_V3, LLAMA3_8B
 
 
 def option(preset: str, decode: float | None, runs: str = "natively", **more: Any) -> Option:
@@ -41,6 +47,17 @@ def order(*options: Option) -> list[str]:
 
 def test_native_arithmetic_comes_before_a_lower_floor() -> None:
     assert order(option("w4a16", 1.0, "weight only"), option("int8", 2.0)) == ["int8", "w4a16"]
+
+
+def test_the_kernel_of_most_quantized_parameters_decides() -> None:
+    question = Question(gpus["h200"], tp=8)
+    for preset in ("fp8_block", None):
+        found = deciding(kernels(from_config("model", DEEPSEEK_V3, preset=preset), question))
+        assert Role.EXPERT in {group.matrix.role for group in found.groups}
+    small = from_config(
+        "model", LLAMA3_8B | {"num_hidden_layers": 1}, preset="w4a16"
+    )  # the embedding is larger
+    assert "q_proj" in deciding(kernels(small, question)).names
 
 
 def test_the_tiers_in_their_order() -> None:

@@ -250,6 +250,11 @@ def test_a_package_is_named() -> None:
     row = first(SMOLLM2, "w4afp8", "h100")  # groups of 64: CUTLASS takes 128
     assert row.verdict == "computes in fp8, with humming installed"
     assert "without humming installed, the engine refuses" in row.change
+    # MXFP4 is computed there with AITER alone.
+    assert first(LLAMA3_8B, "mxfp4", "mi355x").verdict == "computes in mxfp4, with aiter installed"
+    told = first(LLAMA3_8B, "w4a16", "mi355x").change
+    assert told
+    assert not any("mxfp4" in line for line in told)
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))
