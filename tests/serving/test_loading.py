@@ -14,7 +14,7 @@ import pytest
 
 import toys
 from narrowcast.containers import containers
-from narrowcast.errors import CheckpointError, UsageError
+from narrowcast.errors import CheckpointError, NarrowcastError, UsageError
 from narrowcast.hardware.gpus import gpus
 from narrowcast.jobs.quantize import plan, run
 from narrowcast.model.roles import Role
@@ -23,6 +23,7 @@ from narrowcast.serving.loading import load
 from narrowcast.serving.memory import memory
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
+from narrowcast.serving.weighed import load_weighed
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.presets import presets
 
@@ -417,6 +418,33 @@ def test_words_that_say_no_layer_are_refused(tmp_path: Path, case: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError):
         load(tmp_path)
+
+
+def test_a_cache_that_no_engine_has_is_told(tmp_path: Path) -> None:
+    block = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "wild"}
+    config = toys.llama_config(hidden=256, inner=512, head=True, quantization_config=block)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = load(tmp_path)
+    assert found.kv is None
+    assert any("wild" in note for note in found.notes)
+
+
+def test_names_and_files_that_are_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such model"):
+        load_weighed("x" * 5000)
+    nothing = tmp_path / "nothing.safetensors"
+    nothing.write_bytes((2).to_bytes(8, "little") + b"{}")
+    with pytest.raises(CheckpointError, match="no matrix"):
+        load_weighed(nothing)
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(NarrowcastError):
+        load_weighed(tmp_path / "pipe.json")
+    (tmp_path / "config.json").write_text(json.dumps({**toys.llama_config(), "architectures": 3}))
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(NarrowcastError):
+        load_weighed(tmp_path)
+    with pytest.raises(CheckpointError, match="architectures"):
+        load_weighed(tmp_path / "config.json")
 
 
 # --- what other libraries wrote

@@ -12,6 +12,7 @@ oddities, the method is named, and the pieces are listed as they lie there.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -191,7 +192,7 @@ def inspect(model: str | Path) -> Inspection:
 
 def _open(path: Path) -> Checkpoint:
     """The checkpoint; a directory without config.json is opened all the same, as nothing here needs one."""
-    if not path.is_dir() or (path / CONFIG).exists():
+    if not os.path.isdir(path) or (path / CONFIG).exists():  # Path.is_dir raises for names that are too long
         return open_model(path)
     folder = survey(path.absolute())
     readers = {shard: Reader(shard) for shard in folder.shards}

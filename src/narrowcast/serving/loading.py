@@ -10,6 +10,7 @@ With a preset the linear layers of an unquantized model are taken as ``narrowcas
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +27,8 @@ from narrowcast.numbers.formats import formats
 from narrowcast.serving import headers, told
 from narrowcast.serving.served import Group, Served
 from narrowcast.serving.written import Writing, representatives
-from narrowcast.store.checkpoint import Checkpoint
-from narrowcast.store.folder import CONFIG, read_object
+from narrowcast.store.checkpoint import Checkpoint, read_config
+from narrowcast.store.folder import CONFIG
 from narrowcast.store.gguf import is_gguf
 from narrowcast.store.remote import fetch_config
 from narrowcast.tensors.presets import LinearScheme, Preset, presets
@@ -39,7 +40,7 @@ def load(model: str | Path, *, preset: str | None = None, container: str | None 
     """The model as it would be served. UsageError for a model or preset that there is not, CheckpointError or
     InputError for files that are none, and for what no family or container explains."""
     path = Path(model)
-    if not path.exists():
+    if not os.path.exists(path):  # not Path.exists, which raises for names that are too long
         path = fetch_config(str(model))
     if path.suffix == ".json" and path.is_file():
         return from_config(str(model), _config(path), preset=preset, container=container, beside=path.parent)
@@ -57,7 +58,7 @@ def load(model: str | Path, *, preset: str | None = None, container: str | None 
 
 
 def _config(path: Path) -> dict[str, Any]:
-    return read_object(path)[1]
+    return read_config(path)[1]
 
 
 def _weights(path: Path) -> bool:
@@ -82,7 +83,7 @@ def from_config(
         groups, notes = said.groups(shape, dtype)
         return Served(
             name, shape, said.container, groups, shape.vectors * dtype.bits // 8, "config", None,
-            *_cache(said.kv, False), (*shape.notes, *notes),
+            *_cache(said.kv, False), (*shape.notes, *notes, *_unknown_cache(said.kv)),
         )  # fmt: skip
     groups = tuple(
         Group(matrix, None, matrix.parameters * dtype.bits // 8, dtype) for matrix in shape.matrices
@@ -101,12 +102,18 @@ def _from_headers(name: str, path: Path, preset: str | None, container: str | No
         except CheckpointError as error:
             problem = error
         found = _read(checkpoint, shape, path)
+        if not found.groups:
+            raise CheckpointError(
+                "there is no matrix in it", where=path, got=f"{len(checkpoint.entries)} tensors",
+                wanted="the weights of a model",
+            )  # fmt: skip
         notes = [*found.notes]
         if shape is None:
             shape = headers.unknown(found, config)
             notes.append(f"what this model keeps of its context is not known: {_why(problem, bool(config))}")
         else:
             notes += [*shape.notes, *headers.agree(found, shape, checkpoint.root)]
+        notes += _unknown_cache(found.kv)
         kv, scales = _cache(found.kv, found.kv_scales)
         served = Served(
             name, shape, found.container, found.groups, found.vector_bytes, "headers", None, kv, scales,
@@ -141,6 +148,15 @@ def _why(problem: InputError | None, config: bool) -> str:
 def _cache(kv: str | None, scales: bool) -> tuple[str | None, bool]:
     """The cache that a checkpoint asks for, under a name of ``CACHE_MODES``."""
     return (CACHE_MODES[kv].name, scales) if kv is not None and kv in CACHE_MODES else (None, scales)
+
+
+def _unknown_cache(kv: str | None) -> list[str]:
+    """What is said of a cache that no engine is known to have."""
+    if kv is None or kv in CACHE_MODES:
+        return []
+    return [
+        f"the checkpoint asks for a KV cache of {kv}, which no engine here has: the model's dtype is counted"
+    ]
 
 
 def _written(

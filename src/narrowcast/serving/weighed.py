@@ -11,6 +11,7 @@ Left out: small checkpoints, whose headers cost nothing, and two deviations that
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +32,12 @@ def load_weighed(model: str | Path) -> Served:
 
 def _weighed(path: Path) -> Served | None:
     """The config's answer, where headers are long and the files weigh what it says."""
-    if not (path / CONFIG).is_file():
+    if not os.path.isfile(path / CONFIG):
         return None
     stored = headers = 0
     for file in path.glob("*.safetensors"):
+        if not file.is_file():  # a pipe would be waited for
+            return None
         try:
             with open(file, "rb") as shard:
                 (length,) = struct.unpack("<Q", shard.read(8))

@@ -145,7 +145,9 @@ class GGUFFile(Reader):
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a GGUF file does."""
+    """Whether a file begins as a GGUF file does; nothing but a file is read, since a pipe would be waited for."""
+    if not os.path.isfile(path):
+        return False
     try:
         with open(path, "rb") as file:
             return file.read(4) == MAGIC
