@@ -1,15 +1,16 @@
 """What fits: weights, cache and the rest on each GPU, and the tokens and sequences that are left room for.
 
-    room      = utilisation · memory - weights - what activations take beyond the rest of the memory
+    room      = utilisation · memory - weights - activations     memory as programs see it
     weights   Σ bytes(group) · share       a split matrix by its pieces, whole ones and vectors on every GPU
     sequence  = Σ kept layers · kv heads on this GPU · bytes of K and V of one token · min(context, window)  +  states
     tokens    = context · room / sequence                   in sequences of the asked context
     fits      batch · sequence <= room                      on the stage that has the least room
 
-What the budget leaves, (1 - utilisation) · memory, is assumed to hold activations, the runtime and what engines capture
-beforehand; an estimate of a prefill chunk's activations is set against it:
+vLLM measures activations and takes them from its budget; other engines leave them to the rest of the memory, which is
+assumed to hold the runtime and captured graphs too. Estimates, of a chunk of a prompt and of logits being sorted:
 
-    activations = 2 · chunk · (2 · hidden + widest layer on this GPU)  +  4 · batch · vocabulary / tp
+    vLLM      max( 2 · chunk · (2 · hidden + widest layer on this GPU),  16 · batch · vocabulary )
+    others    2 · chunk · (2 · hidden + widest layer on this GPU)  +  4 · batch · vocabulary / tp
 
 Sources: vLLM 0.32 (get_pp_indices; pad_vocab_size; keys are copied where there are fewer of them than GPUs, latents
 always; the specs of v1/kv_cache_interface.py). Left out: blocks of tokens, the page that a hybrid model's layers share,
@@ -27,7 +28,7 @@ from narrowcast.hardware.engines import ENGINES
 from narrowcast.model.roles import Role
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
-from narrowcast.serving.stages import CHUNK, Cache, Stage, fullest
+from narrowcast.serving.stages import Cache, Stage, fullest
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -96,7 +97,7 @@ def memory(served: Served, question: Question) -> Memory:
     """What fits. UsageError for a mode of the cache that cannot store this model's keys."""
     stage = fullest(served, question)
     smallest = next((tp for tp in _widths(served) if _fits(served, replace(question, tp=tp))), None)
-    capacity = question.gpu.memory
+    capacity = question.gpu.usable
     budget = None if capacity is None else question.utilisation * capacity
     return Memory(
         capacity, budget, None if capacity is None or budget is None else capacity - budget, stage.activations,
@@ -120,24 +121,11 @@ def _fits(served: Served, question: Question) -> bool:
 
 def _assumptions(served: Served, question: Question, stage: Stage) -> Iterator[str]:
     """What the answer rests on, in sentences."""
-    rest = None if question.gpu.memory is None else (1 - question.utilisation) * question.gpu.memory
-    if rest is None:
+    capacity = question.gpu.usable
+    if capacity is None:
         yield "The memory of this GPU is not known, so nothing is said about what fits."
     else:
-        yield (
-            f"Weights and cache may take {question.utilisation:.0%} of the memory; the rest, {rest / 1e9:.1f} GB, is "
-            "assumed to hold activations, the runtime and captured graphs."
-        )
-        more = stage.activations - rest
-        chunk = min(CHUNK, question.context)
-        yield (
-            f"Activations of {chunk} tokens at once are estimated at {stage.activations / 1e9:.2f} GB"
-            + (
-                f", of which {more / 1e9:.2f} GB go beyond that rest and are taken from the cache."
-                if more > 0
-                else "."
-            )
-        )
+        yield from _budget(question, stage, capacity)
     if not served.geometry.attention:
         yield "What this model keeps of its context is not known, so its cache is not counted."
     if question.tp > 1:
@@ -164,6 +152,29 @@ def _assumptions(served: Served, question: Question, stage: Stage) -> Iterator[s
     if mode is not None and CACHE_MODES[mode.mode].wide_layers and "state" not in kinds:
         n = min(CACHE_MODES[mode.mode].wide_layers, served.geometry.layers // 2)
         yield f"{mode.mode} keeps the first {n} and the last {n} layers in 16 bits, as vLLM does."
+
+
+def _budget(question: Question, stage: Stage, capacity: float) -> Iterator[str]:
+    """What may be taken of the memory, and by what."""
+    rest = (1 - question.utilisation) * capacity
+    yield (
+        f"Programs see {capacity / 1e9:.1f} GB of this GPU's memory, {capacity / 2**30:.1f} GiB, of which "
+        f"{question.utilisation:.0%} may be taken."
+    )
+    chunk = min(stage.chunk, question.context)
+    about = f"Activations of {chunk} tokens at once are estimated at {stage.activations / 1e9:.2f} GB"
+    if question.engine == "vllm":
+        yield (
+            f"{about} and taken from the cache; what vLLM measures differs by some tenths. The other "
+            f"{rest / 1e9:.1f} GB hold the runtime and captured graphs; where ranks share layers on NVLink, NCCL's "
+            "buffers took 2 GB more."
+        )
+        return
+    yield (
+        f"{about}"
+        + (f", of which {stage.beyond / 1e9:.2f} GB are taken from the cache" if stage.beyond > 0 else "")
+        + f". They, the runtime and captured graphs are in the other {rest / 1e9:.1f} GB."
+    )
 
 
 def _spread(served: Served, question: Question) -> Iterator[str]:

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, prod
 
 from narrowcast.errors import UsageError
 from narrowcast.hardware.cache_modes import CACHE_MODES, CacheModeRow
@@ -19,8 +19,12 @@ from narrowcast.serving.question import Question
 from narrowcast.serving.served import Group, Served
 from narrowcast.serving.traffic import cache_mode, share, states
 
-CHUNK = 8192  # tokens of a prompt that engines read at once (vLLM's server on large GPUs)
+CHUNK = 8192  # tokens of a prompt that engines read at once, where nothing else is known
+# The same of vLLM's server, by the GiB of memory from which it holds (vLLM 0.32, engine/arg_utils.py).
+CHUNKS = ((160, 16384), (70, 8192), (0, 2048))
+SAMPLED = 16  # bytes of a logit while vLLM samples: in FP32, sorted, and its index in 64 bits
 VOCABULARY = 64  # vLLM and SGLang pad a vocabulary to a multiple
+TILES = (256, 128)  # to which kernels for MXFP4 experts pad the hidden size, and an expert's own on each rank
 LONGEST = 1 << 40  # tokens that nothing reaches
 _CLASSES: Mapping[Role, str] = {
     Role.EMBEDDING: "embedding", Role.LM_HEAD: "output head", Role.ATTENTION: "attention", Role.MLP: "mlp",
@@ -97,13 +101,29 @@ class Stage:
             )
         if role in (Role.VISION, Role.AUDIO):
             return size * (self.number == 0)
-        return size * self.part
+        return size * self.part * self._tiled(group)
 
     def _padded(self, rows: int) -> float:
         """What an engine makes of a vocabulary's rows, as a factor."""
         return (
             ceil(rows / VOCABULARY) * VOCABULARY / rows if self.question.engine in ("vllm", "sglang") else 1.0
         )
+
+    def _tiled(self, group: Group) -> float:
+        """What kernels make of an MXFP4 expert whose sizes are no multiples of their tiles, as a factor. Marlin and
+        FlashInfer do so; Triton's layout takes up to 2.5 % less (vLLM 0.32, fused_moe/oracle/mxfp4.py)."""
+        matrix, question = group.matrix, self.question
+        if (
+            self.served.container != "mxfp4"
+            or matrix.experts == 1
+            or question.engine not in ("vllm", "sglang")
+        ):
+            return 1.0
+        n, k = matrix.shape
+        hidden, own = (k, matrix.pieces[0] if matrix.pieces else n) if matrix.split == "column" else (n, k)
+        own = own if question.ep else ceil(own / question.tp)
+        sizes = zip((hidden, own), TILES, strict=True)
+        return prod(ceil(size / tile) * tile / size for size, tile in sizes)
 
     def _share(self, matrix: Matrix) -> float:
         """The share of a matrix on the fullest GPU: whole experts; of q, k and v in one tensor each by its heads."""
@@ -133,19 +153,38 @@ class Stage:
             above, _, leaf = matrix.name.rpartition(".")
             key = f"{above}.{matrix.fused[0] if matrix.fused else leaf}"
             made[key] = made.get(key, 0) + copies * rows
-        logits = 4 * question.batch * geometry.vocabulary / question.tp
         widest = max(made.values(), default=0)
-        return ceil(2 * min(CHUNK, question.context) * (2 * geometry.hidden + widest) + logits)
+        read = 2 * min(self.chunk, question.context) * (2 * geometry.hidden + widest)
+        if question.engine == "vllm":
+            return ceil(max(read, SAMPLED * question.batch * geometry.vocabulary))
+        return ceil(read + 4 * question.batch * geometry.vocabulary / question.tp)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a prompt that the engine reads at once."""
+        gpu = self.question.gpu
+        if self.question.engine != "vllm" or gpu.usable is None:
+            return CHUNK
+        if gpu.name.startswith("a100"):
+            return CHUNKS[-1][1]
+        return next(tokens for least, tokens in CHUNKS if gpu.usable >= least * 2**30)
 
     @cached_property
     def room(self) -> float | None:
         """Bytes for the cache; negative where the weights alone do not fit."""
-        capacity = self.question.gpu.memory
+        capacity = self.question.gpu.usable
         if capacity is None:
             return None
         budget = self.question.utilisation * capacity
-        beyond = max(0.0, self.activations - (capacity - budget))
-        return budget - sum(self.weights.values()) - beyond
+        return budget - sum(self.weights.values()) - self.beyond
+
+    @property
+    def beyond(self) -> float:
+        """What activations take of the budget: all in vLLM, and in others what the rest of the memory does not hold."""
+        capacity = self.question.gpu.usable
+        if self.question.engine == "vllm" or capacity is None:
+            return float(self.activations)
+        return max(0.0, self.activations - (1 - self.question.utilisation) * capacity)
 
     @cached_property
     def cache(self) -> Cache | None:

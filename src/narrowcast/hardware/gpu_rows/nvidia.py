@@ -153,7 +153,7 @@ ROWS: tuple[GPU, ...] = (
         notes={"numbers of one GPU, of which the board has two": "", SPARSE: "bf16 fp16 fp8 int8 fp6 fp4"},
     ),
     row(
-        "b300", "sm103", 288, 8.0, seen=263, achieved={"bf16": 1769, "fp8": 3353},
+        "b300", "sm103", 288, 8.0, seen=268.6, achieved={"bf16": 1769, "fp8": 3353},
         fp32=75, tf32=1125, bf16=2250, fp16=2250, fp8=4500, int8=150, fp6=4500, fp4=12600,
         sources={"fp32 int8": BLACKWELL_BRIEF},
         notes={INT8_SLOW: "int8", _FP4_ULTRA: "fp4",
