@@ -261,7 +261,7 @@ def _shared_blocks(model: Decoder, hybrids: int) -> None:
         adapted += [(f"self_attn.linear_{part}", wide, wide) for part in "qkv"]
     for name, k, n in adapted:
         for shape in ((rank, k), (n, rank)):
-            rows.append((f"{place}{name}_adapter_list.*.*", Role.OTHER, shape, hybrids, "whole"))
+            rows.append((f"{place}{name}_adapter_list.*.*", Role.OTHER, shape, hybrids, "column"))
     for name, role, shape, layers, split in rows:
         pieces = (inner, inner) if name.endswith("gate_up_proj") else ()
         bias = role is Role.MLP and fields.flag("add_bias_linear")
