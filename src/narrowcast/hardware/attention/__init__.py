@@ -83,16 +83,7 @@ def attention_path(
     layout: Layout = (
         "heads" if kind != "latent" else "sparse" if sparse or "ds_mla" in mode.name else "latent"
     )
-    order = next(
-        (
-            order.names
-            for order in table.orders
-            if order.layout == layout
-            and order.reach.holds(gpu)
-            and order.when in ("", "wide" if mode.name == "bf16" else "quantized")
-        ),
-        None,
-    )
+    order = _order(table, layout, gpu, mode)
     if order is None:
         said = f"{ENGINES[table.engine]} {table.version} on {gpu.name}: no backends known here"
         return _path(table, (), UNKNOWN, UNKNOWN, mode.name, notes=(said,))
@@ -109,6 +100,19 @@ def _table(engine: str) -> Attention:
     module, name = _TABLES[engines[engine].name]
     table: Attention = getattr(import_module(f"narrowcast.hardware.attention.{module}"), name)
     return table
+
+
+def _order(table: Attention, layout: Layout, gpu: GPU, mode: CacheModeRow) -> tuple[str, ...] | None:
+    """The backends that the engine tries on this GPU, None where none are known."""
+    when = "wide" if mode.name == "bf16" else "quantized"
+    return next(
+        (
+            order.names
+            for order in table.orders
+            if order.layout == layout and order.reach.holds(gpu) and order.when in ("", when)
+        ),
+        None,
+    )
 
 
 def _tried(

@@ -59,12 +59,12 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.value(name) is not None
 
-    def refuse(self, name: str, wanted: str, problem: str | None = None) -> NoReturn:
+    def refuse(self, name: str, wanted: str) -> NoReturn:
         """Say which field is wrong, and what the family wants of it."""
         value = self.value(name)
         name = next((other for other in (name, *SPELLINGS.get(name, ())) if other in self.config), name)
         raise CheckpointError(
-            problem or f"{name} is {'missing' if value is None else f'not {wanted}'}",
+            f"{name} is {'missing' if value is None else f'not {wanted}'}",
             where=f"config.json {name}",
             got="nothing" if value is None else repr(value)[:60],
             wanted=f"{wanted}, for the family {self.family}",

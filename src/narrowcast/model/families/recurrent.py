@@ -117,9 +117,7 @@ class Mamba:
         model.state(layers, inner * (kernel - 1), inner * states, dtype=kept_dtype(fields))
 
 
-def delta_net(
-    model: Decoder, layers: int, leaves: Sequence[Sequence[str]], prefix: str = "linear_attn."
-) -> None:
+def delta_net(model: Decoder, layers: int, leaves: Sequence[Sequence[str]]) -> None:
     """A gated delta net. ``leaves``: names on disk and the parts that each holds, of q k v z (as one or two
     matrices) and of b a. The pieces say how many rows a part has; Qwen3-Next's files hold them key head by key head."""
     fields, hidden = model.fields, model.hidden
@@ -131,8 +129,16 @@ def delta_net(
     size = {"q": keys * kd, "k": keys * kd, "v": values * vd, "z": values * vd, "b": values, "a": values}
     for leaf, parts in leaves:
         heads = values if parts in ("z", "b", "a") else keys
-        _project(model, prefix + leaf, [size[part] for part in parts], hidden, layers, "column", heads=heads)
-    _project(model, prefix + "out_proj", (hidden,), values * vd, layers, "row", heads=values)
+        _project(
+            model,
+            f"linear_attn.{leaf}",
+            [size[part] for part in parts],
+            hidden,
+            layers,
+            "column",
+            heads=heads,
+        )
+    _project(model, "linear_attn.out_proj", (hidden,), values * vd, layers, "row", heads=values)
     channels = 2 * keys * kd + values * vd
     model.vectors += layers * (channels * kernel + 2 * values + vd)
     model.state(layers, channels * (kernel - 1), values * kd * vd, dtype=kept_dtype(fields))
