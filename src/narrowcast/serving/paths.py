@@ -25,6 +25,7 @@ from narrowcast.hardware.attention import AttentionPath, attention_path
 from narrowcast.hardware.cost import peak_of
 from narrowcast.hardware.engines import Path, engines, paths
 from narrowcast.hardware.engines.row import DEQUANTIZED, EMULATED, UNKNOWN
+from narrowcast.hardware.gpu import COLUMNS
 from narrowcast.hardware.gpus import GPU
 from narrowcast.hardware.kinds import WIDE, input_kind, weight_kind
 from narrowcast.model.geometry import Attention
@@ -36,7 +37,6 @@ from narrowcast.serving.traffic import cache_mode
 from narrowcast.tensors.presets import LinearScheme, presets
 
 _SINKS = frozenset({"gpt_oss"})  # families whose attention has sinks
-_EIGHT = frozenset({"e4m3fn", "e4m3fnuz", "e4m3_ieee"})
 _NAMES = {"fp8": "FP8", "int8": "INT8", "int4": "INT4", "nvfp4": "NVFP4", "mxfp4": "MXFP4", "mxfp6": "MXFP6",
           "mxfp8": "MXFP8"}  # fmt: skip
 _LARGE = 8192  # a side that every kernel takes
@@ -183,7 +183,7 @@ def _operands(linear: LinearScheme) -> str:
 
 def _conditions(linear: LinearScheme, path: Path, gpu: GPU, known: bool) -> Conditions:
     operands = path.arithmetic if path.low_precision else _operands(linear)
-    wanted = _EIGHT if operands == "fp8" else frozenset({operands})
+    wanted = COLUMNS.get(operands, frozenset({operands}))
     instruction = bool(wanted & gpu.formats) if gpu.formats and operands in _NAMES else None
     kernel = (
         None if not known or (path.arithmetic == UNKNOWN and path.refusal is None) else path.low_precision
