@@ -30,7 +30,7 @@ OPTIONS = "trtllm-options.yaml"
 
 def _share(asked: Asked) -> str | None:
     """The share of what weights leave free that is the plan's share of all: (u·M - W) / (M - W)."""
-    memory = asked.question.gpu.memory
+    memory = asked.question.gpu.usable
     if memory is None:
         return None
     weights = asked.served.nbytes / asked.world
