@@ -204,7 +204,7 @@ class Kimi(Latent):
         fields = model.fields
         for name in ("mla_use_output_gate", "use_full_rank_gate", "routed_expert_hidden_size"):  # Kimi K3
             if fields.value(name):
-                fields.refuse(name, "absent", "Kimi Linear's successors have layers that are not known")
+                fields.refuse(name, "absent or false")
         said, listed = fields.value("linear_attn_config"), frozenset[int]()
         names, inner = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), fields
         if isinstance(said, Mapping):
