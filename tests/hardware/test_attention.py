@@ -266,6 +266,16 @@ def test_sparse_latents() -> None:
     assert attention_path("vllm", gpus["b200"], "fp8", "latent", 576, sparse=True).arithmetic == "fp8"
 
 
+def test_dense_latents_have_no_layout_of_sparse_ones() -> None:
+    """v1/attention/backend.py: a backend for chosen tokens alone refuses a model that chooses none."""
+    for gpu in ("h200", "b200"):
+        for mode in ("fp8_ds_mla", "nvfp4_ds_mla"):
+            path = attention_path("vllm", gpus[gpu], mode, "latent", 576)
+            assert path.refusal is not None
+            assert path.backends == ()
+    assert attention_path("vllm", gpus["h200"], "fp8_ds_mla", "latent", 576, sparse=True).refusal is None
+
+
 def test_states_keep_no_keys() -> None:
     path = attention_path("vllm", gpus["a100"], "fp8", "state", 0)
     assert path.refusal is None

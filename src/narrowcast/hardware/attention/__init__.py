@@ -80,9 +80,7 @@ def attention_path(
     if table.engine not in mode.engines and table.engine != "transformers":
         modes = ", ".join(row.name for row in CACHE_MODES.of(table.engine))
         return _refused(table, mode, f"{ENGINES[table.engine]} has no {mode.name} cache", f"one of {modes}")
-    layout: Layout = (
-        "heads" if kind != "latent" else "sparse" if sparse or "ds_mla" in mode.name else "latent"
-    )
+    layout: Layout = "heads" if kind != "latent" else "sparse" if sparse else "latent"
     order = _order(table, layout, gpu, mode)
     if order is None:
         said = f"{ENGINES[table.engine]} {table.version} on {gpu.name}: no backends known here"
