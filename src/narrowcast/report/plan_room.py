@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from narrowcast.report.tables import hanging, size, table
+from narrowcast.report.tables import duration, hanging, size, table
 from narrowcast.serving.plan import CacheUse, Plan
 from narrowcast.serving.splits import Splits
 
@@ -22,28 +22,38 @@ def memory_lines(plan: Plan) -> list[str]:
     if memory.room is not None and memory.budget is not None and memory.capacity is not None:
         lines += hanging(
             f"  {size(memory.capacity)} in all, {size(memory.budget)} to be used, "
-            f"{size(max(memory.room, 0))} for the cache"
+            + (f"{size(memory.room)} for the cache" if memory.room >= 0 else f"{size(-memory.room)} too few")
         )
     taken = [use for use in plan.caches if use.refusal is None]
     asked = memory.cache.mode if memory.cache is not None else ""
     shown = [use for use in taken if use.cache.mode in (asked, *CACHES)]
-    titles = ("cache", "bytes/token", "tokens", "sequences", "fits", "attention in", "scales")
+    titles = ("cache", "B/token", "tokens", "sequences", "step", "attention", "scales")
     if shown:
-        lines += table(titles, [_cache(use, asked) for use in shown], "lrrrlLl")
+        lines += table(titles, [_cache(plan, use, asked) for use in shown], "lrrrrLl")
     other = [use.cache.mode for use in taken if use not in shown]
     refused = [use.cache.mode for use in plan.caches if use.refusal is not None]
-    for title, modes in (("other modes", other), (f"refused on {plan.question.gpu.name}", refused)):
-        lines += hanging(f"  {title}: {', '.join(modes)}") if modes else []
-    return lines
+    told = [
+        f"{title}: {', '.join(modes)}"
+        for title, modes in (("also", other), (f"refused on {plan.question.gpu.name}", refused)) if modes
+    ]  # fmt: skip
+    return [*lines, *(hanging(f"  {'; '.join(told)}") if told else [])]
 
 
-def _cache(use: CacheUse, asked: str) -> tuple[str, ...]:
-    cache = use.cache
-    fits = {None: "-", True: "yes", False: "no"}[cache.fits]
+def sixteen(plan: Plan, name: str) -> str:
+    """The dtype that "16 bits" are on this GPU: BF16, where it has none FP16."""
+    gpu = plan.question.gpu
+    return "fp16" if name == "bf16" and gpu.formats and "bf16" not in gpu.formats else name
+
+
+def _cache(plan: Plan, use: CacheUse, asked: str) -> tuple[str, ...]:
+    cache, batch = use.cache, plan.question.batch
+    held = counted(cache.sequences)
+    if cache.fits is False:
+        held += f" of {batch}"
     scales = {"none": "", "tensor": "per tensor", "head": "per head", "global": "global"}[cache.scales]
     mark = " *" if cache.mode == asked else ""
     return (
-        f"{cache.mode}{mark}", TOKENS(cache.token), counted(cache.tokens), counted(cache.sequences), fits,
+        f"{sixteen(plan, cache.mode)}{mark}", TOKENS(cache.token), counted(cache.tokens), held, duration(use.decode),
         use.arithmetic.replace("bf16: dequantized", "bf16"),
         scales,
     )  # fmt: skip
@@ -59,13 +69,12 @@ def split_lines(plan: Plan) -> list[str]:
     sizes = ", ".join(map(str, found.tp)) or "none"
     cut = [each for each in found.tp if each not in found.whole]
     whole = f" (cut off at an edge on {', '.join(map(str, cut))})" if cut else ""
-    lines = hanging(f"tensor parallel: {sizes}{whole}")
+    ends = f"; expert parallel: {', '.join(map(str, found.ep))}" if found.ep else ""
+    stages = ", ".join(str(count) for count, layers in found.pp.items() if len(set(layers)) == 1)
+    ends += f"; pipeline stages of equal length: {stages}"
+    lines = hanging(f"tensor parallel: {sizes}{whole}{ends}")
     for reason, stopped in _together(found.first).items():
         lines += hanging(f"  not {', '.join(map(str, stopped))}: {reason}")
-    if found.ep:
-        lines += hanging(f"expert parallel: {', '.join(map(str, found.ep))}")
-    stages = ", ".join(str(count) for count, layers in found.pp.items() if len(set(layers)) == 1)
-    lines += hanging(f"pipeline stages of equal length: {stages}")
     for note, names in _copies(found).items():
         lines += hanging(f"  {', '.join(names)}: {note}")
     return [*lines, *(part for note in found.notes for part in hanging(f"  {note}"))]

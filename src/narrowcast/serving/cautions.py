@@ -141,9 +141,9 @@ def _fp8_for_speed(case: Case) -> Said | None:
         return None
     return (
         f"FP8 for speed ({names})",
-        f"{gpu.name} has no FP8 unit: codes are widened and multiplied in 16 bits. Fewer bytes make a decode step "
-        "faster, prefill and large batches are not",
-        "int8 (w8a8) where it is 8-bit arithmetic that is wanted, w4a16 where it is bytes",
+        f"{gpu.name} has no FP8 unit: codes are widened and multiplied in 16 bits; decoding reads fewer bytes, "
+        "prefill and large batches gain nothing",
+        "int8 for 8-bit arithmetic, w4a16 for fewer bytes",
     )
 
 
@@ -156,8 +156,8 @@ def _fp4_for_speed(case: Case) -> Said | None:
     lacks = "the engine has no kernel for it here" if native else f"{gpu.name} has no FP4 unit"
     return (
         f"FP4 for arithmetic ({names})",
-        f"{lacks}: inputs stay wide and products are 16-bit, whatever the checkpoint says of them",
-        "FP4 weights with wide inputs (nvfp4a16, mxfp4a16): the same bytes and speed, nearer to the parent",
+        f"{lacks}: inputs stay wide and products are 16-bit",
+        "nvfp4a16 or mxfp4a16: the same bytes and speed, nearer to the parent",
     )
 
 
@@ -168,9 +168,9 @@ def _static(case: Case) -> Said | None:
         return None
     return (
         f"one stored input scale per tensor ({names})",
-        f"{family} models have massive activations: a few tokens are larger than the rest by orders of magnitude, and "
-        "one scale either clips them or leaves the rest few codes",
-        "a scale per token made on the fly (fp8_dynamic)",
+        f"{family} models have massive activations, a few tokens orders of magnitude above the rest: one scale clips "
+        "them or leaves the rest few codes",
+        "a scale per token (fp8_dynamic)",
     )
 
 
@@ -226,7 +226,7 @@ def _fnuz(case: Case) -> Said | None:
         return None
     return (
         f"E4M3FN bytes for kernels of your own ({names})",
-        f"{FNUZ}; read as they are, all values are half of what they should be",
+        f"{FNUZ}; read as they are, values are halved",
         "let the engine load it; for other code `narrowcast.recode(q, ...)` to E4M3FNUZ first",
     )
 
@@ -239,7 +239,7 @@ def _emulated(case: Case) -> Said | None:
     return (
         f"emulated formats ({names})",
         f"{where}: weights are decoded to 16 bits at every step, slower than an unquantized model",
-        "a preset that runs natively or as weight only (see the table of presets)" if not case.quantized
+        "a preset that runs natively or as weight only" if not case.quantized
         else "convert it (`narrowcast convert`), or another GPU",
     )  # fmt: skip
 
@@ -311,8 +311,8 @@ def _old_name(case: Case) -> Said | None:
         return None
     return (
         "`--quantization fp8` on this unquantized checkpoint",
-        "an old name: vLLM 0.32 warns that it is deprecated and takes fp8_per_tensor, one scale for a whole matrix",
-        "--quantization fp8_per_channel, or `narrowcast quantize MODEL OUT --preset fp8_dynamic` once",
+        "an old name: vLLM 0.32 warns and takes fp8_per_tensor, one scale for a whole matrix",
+        "--quantization fp8_per_channel",
     )
 
 
@@ -323,9 +323,8 @@ def _tiny_batch(case: Case) -> Said | None:
         return None
     return (
         f"low-precision arithmetic for a faster decode step at batch {batch}",
-        f"up to about batch {crossover:,.0f} a step waits for bytes, which quantized inputs do not make fewer; they "
-        "pay in prefill and in larger batches",
-        "count the bits of the weights and of the cache, not the FLOP",
+        f"up to about batch {crossover:,.0f} a step waits for bytes, which quantized inputs do not make fewer",
+        "fewer bits of the weights and of the cache; quantized inputs pay in prefill and in larger batches",
     )
 
 

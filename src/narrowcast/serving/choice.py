@@ -69,10 +69,15 @@ class Option:
     rank: int = 0
 
     @property
-    def served(self) -> bool:
-        """Whether it can be taken: it runs, it fits, and no evaluation speaks against it."""
+    def runnable(self) -> bool:
+        """Whether it runs on a kernel of its own, and no evaluation speaks against it."""
         worse = self.quality is not None and self.quality.worse
-        return self.runs not in ("refused", "emulated") and self.fits is not False and not worse
+        return self.runs not in ("refused", "emulated") and not worse
+
+    @property
+    def served(self) -> bool:
+        """Whether it can be taken: it is runnable, and it fits."""
+        return self.runnable and self.fits is not False
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and words under stable keys."""
@@ -167,7 +172,7 @@ def _refused(rows: Sequence[Kernels]) -> Kernels | None:
 
 def ranked(options: Sequence[Option]) -> tuple[Option, ...]:
     """Options in their order, with ranks and reasons."""
-    tiers: dict[int, list[Option]] = {}
+    tiers: dict[tuple[int, int], list[Option]] = {}
     for one in options:
         tiers.setdefault(_tier(one), []).append(one)
     ties = [tie for tier in sorted(tiers) for tie in _ties(tiers[tier])]
@@ -178,10 +183,11 @@ def ranked(options: Sequence[Option]) -> tuple[Option, ...]:
     return tuple(replace(one, reasons=_reasons(one, found)) for one in found)
 
 
-def _tier(one: Option) -> int:
+def _tier(one: Option) -> tuple[int, int]:
     """What comes before any floor: whether it can be taken at all, then what its products are."""
     worse = one.quality is not None and one.quality.worse
-    return max(_RANKS[one.runs], _TOO_LARGE if one.fits is False else 0, _MEASURED_WORSE if worse else 0)
+    runs = _RANKS[one.runs]
+    return max(runs, _TOO_LARGE if one.fits is False else 0, _MEASURED_WORSE if worse else 0), runs
 
 
 def _ties(tier: Sequence[Option]) -> list[list[Option]]:

@@ -204,6 +204,6 @@ def _assumed(served: Served, context: int | None, question: Question) -> Iterato
         of = (
             f" of the model's {positions:,}" if positions is not None and positions > question.context else ""
         )
-        yield f"Sequences of {question.context:,} tokens{of}, as --context says nothing."
+        yield f"Sequences of {question.context:,} tokens{of} (no --context)."
     if question.kv == "auto" and served.kv is None:
-        yield "The cache is in the model's dtype, as neither --kv nor the checkpoint says otherwise."
+        yield "The cache is in the model's dtype (no --kv)."

@@ -269,10 +269,6 @@ def _assumptions(served: Served, question: Question, routed: bool) -> tuple[str,
     said = [
         "a step streams every weight once and gathers embedding rows; launches and activations are not counted"
     ]
-    if served.geometry.attention:
-        said.append(
-            f"each sequence is at its token {question.context}; the cache is in {cache_mode(served, question).name}"
-        )
     if routed:
         said.append("experts: at least those of one token; the expected number assumes uniform routing")
     if question.tp > 1:
