@@ -26,7 +26,7 @@ from narrowcast.serving.online import method
 from narrowcast.serving.paths import attends, kernels
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
-from narrowcast.serving.splits import splits
+from narrowcast.serving.splits import stopped
 from narrowcast.serving.traffic import cache_mode
 from narrowcast.store.checkpoint import text_config
 
@@ -168,9 +168,9 @@ def refusals(asked: Asked, flags: Sequence[Flag], typed: Collection[str] = ()) -
         yield f"{', '.join(dict.fromkeys(names))}: {text}"
     if "--attention-backend" not in typed:
         yield from dict.fromkeys(_unread(asked, flags))
-    if question.tp > 1 and not said:
-        found = splits(asked.served, question.engine, ep=question.ep, sizes=(question.tp,))
-        yield from (f"--tp {size}: {reason}" for size, reason in found.first.items())
+    cut = stopped(asked.served, question) if not said else None
+    if cut is not None:
+        yield f"--tp {question.tp}: {cut}"
 
 
 def _unread(asked: Asked, flags: Sequence[Flag]) -> Iterator[str]:

@@ -30,6 +30,7 @@ from narrowcast.hardware.gpus import GPU
 from narrowcast.hardware.tensor_parallel import misplaces, partial_tiles, tp_problems, units
 from narrowcast.model.geometry import Matrix
 from narrowcast.model.roles import Role
+from narrowcast.serving.question import Question
 from narrowcast.serving.ranks import layer, siblings
 from narrowcast.serving.served import Group, Served
 
@@ -113,6 +114,12 @@ def splits(
         rows, loads, cut, _ep(experts, engine, sizes), _pp(served.geometry.layers, engine, sizes), first,
         tuple(_notes(served, engine, experts, sizes)),
     )  # fmt: skip
+
+
+def stopped(served: Served, question: Question) -> str | None:
+    """What the asked tensor parallelism would cut first, or None; one GPU's shapes are the paths' own matter."""
+    tp = question.tp
+    return splits(served, question.engine, ep=question.ep, sizes=(tp,)).first.get(tp) if tp > 1 else None
 
 
 def _stops(rows: tuple[Split, ...], size: int) -> str:
