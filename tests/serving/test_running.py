@@ -57,8 +57,10 @@ def ran(
 
 
 def gone(pid: int) -> bool:
-    """Whether no process of that number runs; a zombie, which its new parent has not yet buried, does not."""
-    for _ in range(100):
+    """Whether no process of that number runs; a zombie, which its new parent has not yet buried, does not. A killed
+    process needs its turn to end, which takes seconds on a machine that others use."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:

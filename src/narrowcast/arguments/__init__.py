@@ -112,9 +112,9 @@ def check_verb(arguments: Sequence[str]) -> None:
 
 def joined(arguments: Sequence[str]) -> list[str]:
     """``--value -2^-10`` as ``--value=-2^-10``: argparse takes a word with a minus sign for an option. What stands
-    behind ``--`` of serve becomes values of ``--engine-flag`` for the same reason."""
+    behind ``--`` of serve and bench becomes values of ``--engine-flag`` for the same reason."""
     words: list[str] = []
-    if "--" in arguments and "serve" in arguments[: arguments.index("--")]:
+    if "--" in arguments and {"serve", "bench"} & {*arguments[: arguments.index("--")]}:
         at = arguments.index("--")
         arguments = [*arguments[:at], *(f"--engine-flag={word}" for word in arguments[at + 1 :])]
     for word in arguments:

@@ -14,7 +14,7 @@ are random; what is said does not change how long it takes.
 examples:
   narrowcast bench MODEL-FP8 --against MODEL
   narrowcast bench MODEL --batch 1,8,32 --prompt 256
-  narrowcast bench MODEL --engine vllm --python ~/vllm/bin/python"""
+  narrowcast bench MODEL --engine vllm --python ~/vllm/bin/python -- --enforce-eager"""
 
 
 def _batches(text: str) -> tuple[int, ...]:
@@ -33,6 +33,10 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=count, default=32, metavar="N", help="decode steps that are timed (32)")
     add("--engine", default="ours", metavar="NAME", help="ours or vllm (ours)")
     add("--python", metavar="FILE", help="an interpreter that has vLLM")
+    add(
+        "--engine-flag", dest="extra", action="append", default=[], metavar="WORD",
+        help="a word for vLLM, as those behind -- (repeatable)",
+    )  # fmt: skip
     add("--threads", type=count, metavar="N", help="threads (all that there are)")
     add("-q", "--quiet", action="store_true", help="no progress on stderr")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from narrowcast.report.tables import facts, paragraph, rate, size, table
+from narrowcast.report.tables import duration, facts, hanging, paragraph, rate, size, table
 
 if TYPE_CHECKING:
     from narrowcast.serving.bench import Bench, Contestant, Measured
@@ -13,38 +13,95 @@ if TYPE_CHECKING:
 def bench_page(found: Bench) -> list[str]:
     """What the machine can do, what each model did, and how they compare."""
     lines = [*_headline(found), ""]
-    product = "" if found.rate is None else f"{found.rate / 1e9:.0f} GFLOP/s in bf16 products"
-    lines += [
-        *facts([("machine", f"{found.gpu.name}, {found.threads} threads"), ("arithmetic", product)]),
-        "",
-    ]
+    products = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in found.rates.items())
+    machine = [("machine", f"{found.gpu.name}, {found.threads} threads"), ("products", products)]
+    lines += [*facts(machine), ""]
     for each in found.contestants:
-        lines += [f"{each.served.name} ({each.runs_as}, {size(each.served.nbytes)} of weights)"]
-        if each.bandwidth is not None:
-            lines += facts([("bandwidth", _bandwidth(each))])
+        lines += hanging(f"{each.served.name} ({each.ran.runs_as}, {size(each.served.nbytes)} of weights)")
+        lines += facts(_about(each))
+        for note in each.ran.notes:
+            lines += hanging(f"  {note}")
         lines += [*_table(each), ""]
+    if len(found.contestants) > 1:
+        lines += [*_compared(*found.contestants), ""]
     lines += paragraph(
-        "At least: the bytes that a step must move over the measured bandwidth, or its arithmetic at the measured rate, "
+        "At least: the bytes that a step must move over the bandwidth, or its arithmetic at the rate of products, "
         "whichever is longer. Steps are medians of steps, one token for each sequence; a prefill is that of the whole "
         "batch."
     )
-    return lines
+    return [*lines, *_below(found)]
+
+
+def _below(found: Bench) -> list[str]:
+    """Why something seems faster than it can be."""
+    rows = [row for each in found.contestants for row in each.measured]
+    ratios = [ratio for row in rows for ratio in (row.ratio, row.prefill_ratio) if ratio is not None]
+    if not ratios or min(ratios) >= 1:
+        return []
+    if found.contestants[0].bandwidth is None:
+        return paragraph(
+            "A ratio below 1: the bound is of the GPU's published numbers, and weights that stay in its cache from one "
+            "step to the next do not count against its memory."
+        )
+    return paragraph(
+        "A ratio below 1: the bound is of what numpy and torch reached on this machine just before. A compiled kernel "
+        "may read somewhat faster, part of a small model may stay in a cache, and other work may have been there "
+        "then and not later."
+    )
 
 
 def _headline(found: Bench) -> list[str]:
     if len(found.contestants) < 2:
         return [str(found.contestants[0].served.name)]
     model, parent = found.contestants
-    said = [
-        f"{ours.timing.batch}: {theirs.timing.step / ours.timing.step:.2f} times the tokens"
-        for ours, theirs in zip(model.measured, parent.measured, strict=True)
+    gains = [
+        f"{_gain(ours, theirs):.2f} times the tokens at batch {ours.timing.batch}"
+        for ours, theirs in _pairs(model, parent)
     ]
-    first, second = model.measured[0], parent.measured[0]
-    fewer = second.decode.traffic.moved / first.decode.traffic.moved
-    return paragraph(
-        f"{model.served.name} against {parent.served.name}, by batch: {'; '.join(said)}. It reads {fewer:.2f} times "
-        f"fewer bytes a step at batch {first.timing.batch}, which is what it can gain where bytes are the limit."
+    return paragraph(f"{model.served.name} against {parent.served.name}: {', '.join(gains)}.")
+
+
+def _pairs(model: Contestant, parent: Contestant) -> list[tuple[Measured, Measured]]:
+    """What both measured, by batch."""
+    theirs = {row.timing.batch: row for row in parent.measured}
+    return [(row, theirs[row.timing.batch]) for row in model.measured if row.timing.batch in theirs]
+
+
+def _gain(ours: Measured, theirs: Measured) -> float:
+    return theirs.timing.step / ours.timing.step
+
+
+def _compared(model: Contestant, parent: Contestant) -> list[str]:
+    """Both beside each other, by batch, with what the bytes alone would give."""
+    titles = (
+        "batch",
+        "step",
+        "parent's",
+        "times faster",
+        "fewer bytes",
+        "prefill",
+        "parent's",
+        "times faster",
     )
+    rows = [
+        (
+            str(ours.timing.batch), duration(ours.timing.step), duration(theirs.timing.step),
+            f"{_gain(ours, theirs):.2f}",
+            f"{theirs.decode.traffic.moved / ours.decode.traffic.moved:.2f}",
+            duration(ours.timing.prefill), duration(theirs.timing.prefill),
+            f"{theirs.timing.prefill / ours.timing.prefill:.2f}",
+        )
+        for ours, theirs in _pairs(model, parent)
+    ]  # fmt: skip
+    return [
+        *table(titles, rows, "rrrrrrrr"), "",
+        *paragraph("Fewer bytes is what a step can gain where bytes are the limit."),
+    ]  # fmt: skip
+
+
+def _about(each: Contestant) -> list[tuple[str, str]]:
+    found = [("running", "; ".join(each.ran.running))]
+    return found if each.bandwidth is None else [*found, ("bandwidth", _bandwidth(each))]
 
 
 def _bandwidth(each: Contestant) -> str:
@@ -65,7 +122,7 @@ def _table(each: Contestant) -> list[str]:
 def _decode(row: Measured) -> tuple[str, ...]:
     timing, moved = row.timing, row.decode.traffic.moved
     return (
-        str(timing.batch), _time(timing.step), _time(row.decode.seconds), _times(row.ratio),
+        str(timing.batch), duration(timing.step), duration(row.decode.seconds), _times(row.ratio),
         f"{row.tokens_per_second:.1f}", size(moved), rate(moved / timing.step),
     )  # fmt: skip
 
@@ -73,15 +130,9 @@ def _decode(row: Measured) -> tuple[str, ...]:
 def _prefill(row: Measured) -> tuple[str, ...]:
     timing = row.timing
     return (
-        str(timing.batch), _time(timing.prefill), _time(row.prefill.seconds), _times(row.prefill_ratio),
+        str(timing.batch), duration(timing.prefill), duration(row.prefill.seconds), _times(row.prefill_ratio),
         f"{timing.batch * timing.prompt / timing.prefill:.1f}",
     )  # fmt: skip
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{1e3 * seconds:.2f} ms" if seconds < 0.0995 else f"{1e3 * seconds:.0f} ms"
 
 
 def _times(ratio: float | None) -> str:

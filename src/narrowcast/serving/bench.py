@@ -1,12 +1,13 @@
 """What a model really does on this machine, beside what it could do at most: ``bench``.
 
     bandwidth   measured first, over arrays as large as what one step reads: a model that fits a cache is bounded by it
-    rate        of large bf16 products, which bounds a prefill
+    rate        of large bf16 products, which bounds a prefill; of int8 codes too, where inputs are integers, and where
+                vLLM's CPU build may make integers of them (it computes W4A16 as W4A8)
     floor       the bytes of a step over the bandwidth, its FLOP over the rate, and the larger of both (``steps``)
     ratio       measured / floor
 
-Our own runtime multiplies in 16 bits or wider whatever the checkpoint's inputs are, so its arithmetic is bounded by the
-bf16 rate. vLLM is timed in its own Python; on a machine with a GPU its floor is that of the GPU's published numbers.
+What is not quantized runs in 16 bits, so what is stored in fp32 counts half. Our runtime holds the cache in bf16. vLLM
+is timed in its own Python; on a machine with a GPU its floor is that of the GPU's published numbers.
 
 The bandwidth is what numpy's loops reach, and a compiled kernel may reach a little more: a ratio somewhat below 1 says
 that, not that physics broke.
@@ -14,28 +15,27 @@ that, not that physics broke.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from narrowcast.errors import InputError, UsageError
+from narrowcast.errors import UsageError
 from narrowcast.hardware.bandwidth import Bandwidth, free_memory, measure
 from narrowcast.hardware.gpus import GPU, gpus
 from narrowcast.hardware.machine import detected
 from narrowcast.jobs.stream import ProgressFactory, Silent
+from narrowcast.numbers.formats import FP32, Kind
+from narrowcast.serving.bench_child import interpreter, time_vllm
 from narrowcast.serving.loading import load
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
 from narrowcast.serving.steps import Step, steps
-from narrowcast.serving.timing import Timing
+from narrowcast.serving.timing import Ran, Timing
 
 ENGINES = ("ours", "vllm")
+SECONDS = 1.0  # that the bandwidth is measured for
 _LEAST = 64 << 20  # bytes over which a bandwidth means something
 
 
@@ -83,7 +83,7 @@ class Contestant:
     """One model: who ran it, the bandwidth that its floor rests on (None: the GPU's published one), its timings."""
 
     served: Served
-    runs_as: str
+    ran: Ran
     bandwidth: Bandwidth | None
     measured: tuple[Measured, ...]
 
@@ -91,7 +91,9 @@ class Contestant:
         band = self.bandwidth
         return {
             "model": self.served.name,
-            "runs_as": self.runs_as,
+            "runs_as": self.ran.runs_as,
+            "running": list(self.ran.running),
+            "notes": list(self.ran.notes),
             "weight_bytes": self.served.nbytes,
             "bandwidth": None if band is None else vars(band) | {"best": band.best},
             "measured": [row.to_json() for row in self.measured],
@@ -100,100 +102,163 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Bench:
-    """``gpu`` is the row that the floors are of; ``rate`` FLOP a second of bf16 products, None where not measured."""
+    """``gpu`` is the row that the floors are of; ``rates`` FLOP a second of products that were measured, by dtype."""
 
     gpu: GPU
     threads: int
-    rate: float | None
+    rates: Mapping[str, float]
     contestants: tuple[Contestant, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "machine": self.gpu.name, "threads": self.threads, "product_flop_per_second": self.rate,
+            "machine": self.gpu.name, "threads": self.threads, "product_flop_per_second": dict(self.rates),
             "models": [each.to_json() for each in self.contestants],
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is measured, of every model alike."""
+
+    engine: str
+    batches: tuple[int, ...]
+    prompt: int
+    tokens: int
+    threads: int
+    python: str | None
+    extra: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """Of one model, for the progress."""
+        return len(self.batches) * (self.tokens + 3)
+
+    def question(self, gpu: GPU) -> Question:
+        """Of the longest and largest that is run."""
+        return Question(
+            gpu, "vllm" if self.engine == "vllm" else "transformers", context=self.prompt + self.tokens + 1,
+            batch=max(self.batches), kv="auto" if self.engine == "vllm" else "bf16",
+        )  # fmt: skip
 
 
 def bench(
     model: str | Path, *, against: str | Path | None = None, batches: tuple[int, ...] = (1, 32), prompt: int = 64,
     tokens: int = 32, engine: str = "ours", python: str | None = None, threads: int | None = None,
-    progress: ProgressFactory = Silent,
+    extra: Sequence[str] = (), progress: ProgressFactory = Silent,
 ) -> Bench:  # fmt: skip
     """Time ``model``, and its parent in the same run.
 
-    ``engine`` is "ours" or "vllm", ``python`` an interpreter that has vLLM. Raises UsageError for what cannot be asked
-    or does not fit this machine's memory, and what loading a model raises.
+    ``engine`` is "ours" or "vllm", ``python`` an interpreter that has vLLM, ``extra`` flags of vLLM's. Raises
+    UsageError for what cannot be asked or does not fit this machine's memory, and what loading a model raises.
     """
-    _check(engine, batches, prompt, tokens, python)
     threads = threads or len(os.sched_getaffinity(0))
-    paths = [model] if against is None else [model, against]
-    loaded = [load(path) for path in paths]
-    machine = detected()[0] if engine == "vllm" else _processor()
+    asked = _Asked(engine, batches, prompt, tokens, threads, python, tuple(extra))
+    _check(asked)
+    loaded = [load(path) for path in ([model] if against is None else [model, against])]
+    machine = detected()[0] if engine == "vllm" else gpus["cpu"]
+    for served in loaded:
+        _check_fits(served, asked.question(machine))
     on_cpu = machine.vendor == "cpu"
-    rate = _rate(threads) if on_cpu else None
-    if on_cpu:
-        _check_memory(loaded)
-    shown = progress(len(paths) * len(batches) * (tokens + 3), "measuring")
+    rates = _rates(threads, any(_integers(served, engine) for served in loaded)) if on_cpu else {}
+    shown = progress(len(loaded) * asked.steps, "measuring")
     contestants = []
     for served in loaded:
-        band = measure(1.0, threads, 2 * max(int(served.streamed), _LEAST)) if on_cpu else None
-        gpu = _row(machine, band, rate)
-        rows = (
-            _ours(served.name, batches, prompt, tokens, threads, shown)
-            if engine == "ours"
-            else _vllm(served.name, batches, prompt, tokens, threads, python)
+        band = measure(SECONDS, threads, 2 * max(int(served.streamed), _LEAST)) if on_cpu else None
+        gpu = _row(machine, band, rates, engine == "vllm" and _integers(served, engine))
+        ran = _run(served, asked, machine, shown.advance)
+        measured = tuple(
+            Measured(row, *_floors(_in_16_bits(served), asked.question(gpu), row)) for row in ran.timings
         )
-        measured = tuple(Measured(row, *_floors(served, gpu, row)) for row in rows)
-        contestants.append(Contestant(served, _runs_as(served.name, engine), band, measured))
+        contestants.append(Contestant(served, ran, band, measured))
     shown.done()
-    return Bench(machine, threads, rate, tuple(contestants))
+    return Bench(machine, threads, rates, tuple(contestants))
 
 
-def _check(engine: str, batches: tuple[int, ...], prompt: int, tokens: int, python: str | None) -> None:
-    if engine not in ENGINES:
-        raise UsageError("no such runner", got=engine, wanted=", ".join(ENGINES))
-    if not batches or min(*batches, prompt, tokens) < 1:
-        raise UsageError("batches, prompt and tokens must be at least 1", got=[*batches, prompt, tokens])
-    if engine == "vllm" and python is None and find_spec("vllm") is None:
+def _check(asked: _Asked) -> None:
+    if asked.engine not in ENGINES:
+        raise UsageError("no such runner", got=asked.engine, wanted=", ".join(ENGINES))
+    counts = [*asked.batches, asked.prompt, asked.tokens]
+    if not asked.batches or min(counts) < 1:
+        raise UsageError("batches, prompt and tokens must be at least 1", got=counts)
+    if asked.engine == "vllm":
+        interpreter(asked.python)
+    elif asked.python or asked.extra:
+        raise UsageError("--python and flags behind -- are for --engine vllm", got=asked.engine)
+
+
+def _check_fits(served: Served, question: Question) -> None:
+    """Whether the model has as many positions, and, on a processor, fits what is free of its memory: models are timed
+    one after the other."""
+    positions = served.geometry.positions
+    if positions is not None and question.context > positions:
         raise UsageError(
-            "vLLM is not installed beside narrowcast", remedy="--python FILE names an interpreter that has it, or "
-            "--engine ours",
+            "the model has fewer positions", where=served.name, got=f"{question.context} tokens",
+            wanted=f"at most {positions}", remedy="a smaller --prompt or --tokens",
         )  # fmt: skip
-
-
-def _check_memory(loaded: list[Served]) -> None:
-    """Models are timed one after the other, so the largest must fit, and as much again while it is loaded."""
-    free, largest = free_memory(), max(loaded, key=lambda served: served.nbytes)
-    if free is not None and largest.nbytes > free:
+    free = free_memory() if question.gpu.vendor == "cpu" else None
+    needed = served.nbytes + 2 * served.geometry.kept_elements() * question.context * question.batch
+    if free is not None and needed > free:
         raise UsageError(
-            "the model does not fit this machine's memory", where=largest.name, got=f"{largest.nbytes} bytes",
+            "the model and its cache do not fit this machine's memory", where=served.name, got=f"{needed} bytes",
             wanted=f"at most the {free} bytes that are free",
         )  # fmt: skip
 
 
-def _processor() -> GPU:
-    return gpus["cpu"]
+def _integers(served: Served, engine: str) -> bool:
+    """Whether products may be of integers: where inputs are, and in vLLM where weights are."""
+    linears = [group.linear for group in served.groups if group.linear is not None]
+    sides = [linear.weight if engine == "vllm" else linear.input for linear in linears]
+    return any(side is not None and side.element.kind is Kind.INT for side in sides)
 
 
-def _rate(threads: int) -> float:
+def _rates(threads: int, integers: bool) -> dict[str, float]:
     from narrowcast.serving.bench_ours import product_rate
 
-    return product_rate(threads)
+    found = {"bf16": product_rate(threads)}
+    if integers:
+        found["int8"] = product_rate(threads, integers=True)
+    return {name: rate for name, rate in found.items() if rate is not None}
 
 
-def _row(machine: GPU, band: Bandwidth | None, rate: float | None) -> GPU:
-    """The row that the floor is of: a processor's with what was measured, everything multiplied in bf16."""
+def _row(machine: GPU, band: Bandwidth | None, rates: Mapping[str, float], best: bool) -> GPU:
+    """The row that the floor is of: a processor's with what was measured. ``best`` has everything at the best rate,
+    where what the engine multiplies in is not known."""
     if band is None:
         return machine
-    return replace(
-        machine, bandwidth_tb_s=band.best / 1e12, formats=frozenset({"bf16"}),
-        peaks={"bf16": rate / 1e12} if rate is not None else {},
+    peaks = {name: rate / 1e12 for name, rate in rates.items()}
+    if best:
+        peaks["bf16"] = max(peaks.values())
+    return replace(machine, bandwidth_tb_s=band.best / 1e12, formats=frozenset(peaks), peaks=peaks)
+
+
+def _run(served: Served, asked: _Asked, machine: GPU, done: Callable[[int], None]) -> Ran:
+    if asked.engine == "ours":
+        from narrowcast.serving.bench_ours import time_ours
+
+        ran = time_ours(served.name, asked.batches, asked.prompt, asked.tokens, asked.threads, done)
+        wide = (f"the cache is held in bf16, the checkpoint asks for {served.kv}",) if served.kv else ()
+        return replace(ran, notes=(*ran.notes, *wide))
+    ran = time_vllm(
+        served, asked.question(machine), asked.batches, asked.prompt, asked.tokens, asked.threads, asked.python,
+        asked.extra,
     )  # fmt: skip
+    done(asked.steps)
+    return ran
 
 
-def _floors(served: Served, gpu: GPU, timing: Timing) -> tuple[Step, Step]:
+def _in_16_bits(served: Served) -> Served:
+    """The model as it runs: plain weights stored in fp32 are read in 16 bits."""
+    groups = tuple(
+        replace(group, nbytes=group.nbytes // 2) if group.linear is None and group.dtype is FP32 else group
+        for group in served.groups
+    )
+    wide = served.geometry.dtype == FP32.name
+    return replace(served, groups=groups, vector_bytes=served.vector_bytes // (2 if wide else 1))
+
+
+def _floors(served: Served, question: Question, timing: Timing) -> tuple[Step, Step]:
     """Lower bounds of a decode step in the middle of the timed ones, and of the prefill of the whole batch."""
-    asked = Question(gpu, "transformers", context=timing.context, batch=timing.batch)
+    asked = replace(question, context=timing.context, batch=timing.batch)
     decode = steps(served, asked).decode
     return decode, _batched(steps(served, replace(asked, context=timing.prompt)).prefill, timing.batch)
 
@@ -212,60 +277,3 @@ def _batched(step: Step, batch: int) -> Step:
     compute = None if step.bound.compute is None else step.bound.compute * batch
     memory = None if step.bound.memory is None else step.bound.memory * each.moved / traffic.moved
     return replace(step, traffic=each, bound=replace(step.bound, memory=memory, compute=compute))
-
-
-def _ours(
-    model: str, batches: tuple[int, ...], prompt: int, tokens: int, threads: int, shown: Any
-) -> Iterator[Timing]:
-    from narrowcast.serving.bench_ours import timings
-
-    return timings(model, batches, prompt, tokens, threads, shown.advance)
-
-
-def _runs_as(model: str, engine: str) -> str:
-    if engine == "vllm":
-        return "vLLM"
-    from narrowcast.serving.bench_ours import runs_as
-
-    return runs_as(model)
-
-
-def _vllm(
-    model: str, batches: tuple[int, ...], prompt: int, tokens: int, threads: int, python: str | None
-) -> tuple[Timing, ...]:
-    """Timings by a script in vLLM's own Python. InputError with the end of its log where it fails."""
-    script = Path(__file__).with_name("bench_vllm.py")
-    argv = [
-        python or sys.executable,
-        str(script),
-        model,
-        json.dumps(batches),
-        str(prompt),
-        str(tokens),
-        str(threads),
-    ]
-    try:
-        ran = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
-    except OSError as error:
-        raise UsageError("vLLM's Python cannot be started", got=argv[0], wanted=error.strerror) from None
-    found = _last_json(ran.stdout) if ran.returncode == 0 else None
-    if found is None:
-        tail = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()][-8:]
-        raise InputError(
-            "vLLM did not run the model", where=model, got="\n".join(tail) or f"exit code {ran.returncode}",
-            remedy="`narrowcast serve MODEL` runs it with the doctor reading along",
-        )  # fmt: skip
-    return tuple(
-        Timing(int(batch), prompt, tokens, prefill, step) for batch, prefill, step in found["timings"]
-    )
-
-
-def _last_json(text: str) -> Mapping[str, Any] | None:
-    for line in reversed(text.splitlines()):
-        if line.startswith("{"):
-            try:
-                found: Mapping[str, Any] = json.loads(line)
-            except ValueError:
-                return None
-            return found
-    return None

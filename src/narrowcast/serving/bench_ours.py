@@ -10,60 +10,71 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from narrowcast.serving.timing import Timing
+from narrowcast.jobs.coded import open_coded
+from narrowcast.jobs.opening import open_model
+from narrowcast.runtime.decode import FEW, PackedLinear, packed
+from narrowcast.runtime.linear import ScaledLinear
+from narrowcast.runtime.walk import Running
+from narrowcast.serving.timing import Ran, Timing
 
 PREFILLS = 3  # passes over the prompt, of which the median counts
 PRODUCT = 2048  # rows and columns of the product whose rate bounds a prefill
 PRODUCTS = 7
+# Why a layer of a packed model holds numbers instead of codes (``PackedWeights._stays_packed``).
+_DECODED = (
+    "columns in another order or with factors of their own, or inputs with zero points, are held decoded"
+)
 
 
-def timings(
-    model: str | Path, batches: tuple[int, ...], prompt: int, tokens: int, threads: int,
+def time_ours(
+    model: str | Path, batches: Sequence[int], prompt: int, tokens: int, threads: int,
     done: Callable[[int], None] = lambda count: None,
-) -> Iterator[Timing]:  # fmt: skip
-    """One timing for each batch. Raises what opening the model raises."""
+) -> Ran:  # fmt: skip
+    """Timings of each batch. Raises what opening the model raises."""
+    quantized = _quantized(model)
     with _threads(threads):
-        whole = _loaded(model)
-        for batch in batches:
-            yield _timed(whole, batch, prompt, tokens, done)
+        whole = packed(model, dtype="bfloat16")[0] if quantized else _plain(model)
+        found = tuple(_timed(whole, batch, prompt, tokens, done) for batch in batches)
+    if not quantized:
+        return Ran("transformers, bf16", found)
+    return Ran("packed layers", found, (), tuple(_fallbacks(whole, max(batches))))
 
 
-def runs_as(model: str | Path) -> str:
-    """What multiplies its linear layers here, in words."""
-    return "packed layers" if _quantized(model) else "transformers, bf16"
-
-
-def product_rate(threads: int) -> float:
-    """FLOP a second of torch's bf16 product of two square matrices, the best of several: what arithmetic can reach
-    here."""
+def product_rate(threads: int, integers: bool = False) -> float | None:
+    """FLOP a second of torch's bf16 product of two square matrices, or of that of int8 codes, the best of several: what
+    arithmetic can reach here. None where torch has no such product on this machine."""
     with _threads(threads):
-        a, b = (torch.randn(PRODUCT, PRODUCT, dtype=torch.bfloat16) for _ in range(2))
-        torch.mm(a, b)
-        best = min(_seconds(lambda: torch.mm(a, b)) for _ in range(PRODUCTS))
+        a, b = (_square(integers) for _ in range(2))
+        multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = (
+            torch._int_mm if integers else torch.mm
+        )
+        try:
+            multiply(a, b)
+        except RuntimeError:
+            return None
+        best = min(_seconds(lambda: multiply(a, b)) for _ in range(PRODUCTS))
     return float(2 * PRODUCT**3 / best)
 
 
-def _quantized(model: str | Path) -> bool:
-    from narrowcast.jobs.coded import open_coded
-    from narrowcast.jobs.opening import open_model
+def _square(integers: bool) -> torch.Tensor:
+    if integers:
+        return torch.randint(-127, 128, (PRODUCT, PRODUCT), dtype=torch.int8)
+    return torch.randn(PRODUCT, PRODUCT, dtype=torch.bfloat16)
 
+
+def _quantized(model: str | Path) -> bool:
     with open_model(model) as checkpoint:
         return bool(open_coded(checkpoint).contents.matrices)
 
 
-def _loaded(model: str | Path) -> Any:
-    from narrowcast.runtime.decode import packed
-    from narrowcast.runtime.walk import Running
-
-    if _quantized(model):
-        return packed(model, dtype="bfloat16")[0]
+def _plain(model: str | Path) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -73,8 +84,24 @@ def _loaded(model: str | Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(root, dtype=torch.bfloat16).eval()
 
 
+def _fallbacks(whole: Any, batch: int) -> Iterator[str]:
+    """Layers that take a slower way, with its reason."""
+    slow: dict[str, int] = {}
+    layers = [each for each in whole.modules() if isinstance(each, PackedLinear | ScaledLinear)]
+    for layer in layers:
+        reason = layer.reason if isinstance(layer, PackedLinear) else _DECODED
+        if reason:
+            slow[reason] = slow.get(reason, 0) + 1
+    for reason, count in slow.items():
+        yield f"{count} of {len(layers)} quantized linear layers without a packed product: {reason}"
+    if batch > FEW and any(isinstance(each, PackedLinear) for each in layers):
+        yield f"steps of more than {FEW} sequences, as prompts, decode every weight before they multiply it"
+
+
 def _timed(whole: Any, batch: int, prompt: int, tokens: int, done: Callable[[int], None]) -> Timing:
-    ids = torch.randint(0, whole.config.get_text_config().vocab_size, (batch, prompt), generator=_seed())
+    draw = torch.Generator().manual_seed(0)
+    size = int(whole.config.get_text_config().vocab_size)
+    ids = torch.randint(size, (batch, prompt), generator=draw)
     prefills, steps = [], []
     with torch.inference_mode():
         for _ in range(PREFILLS):
@@ -84,16 +111,12 @@ def _timed(whole: Any, batch: int, prompt: int, tokens: int, done: Callable[[int
             done(1)
         cache = out.cache
         for _ in range(tokens):
-            following = torch.randint(0, ids.max() + 1, (batch, 1), generator=_seed())
+            following = torch.randint(size, (batch, 1), generator=draw)
             start = time.perf_counter()
             cache = whole(following, cache=cache, use_cache=True).cache
             steps.append(time.perf_counter() - start)
             done(1)
     return Timing(batch, prompt, tokens, statistics.median(prefills), statistics.median(steps))
-
-
-def _seed() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def _seconds(run: Callable[[], object]) -> float:

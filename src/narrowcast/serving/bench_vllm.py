@@ -1,9 +1,9 @@
-"""Decode steps and prefill of a checkpoint in vLLM: python bench_vllm.py MODEL BATCHES PROMPT TOKENS THREADS.
+"""Decode steps and prefill of a checkpoint in vLLM: python bench_vllm.py JSON FLAGS..., FLAGS as for vllm serve.
 
-Runs as a script in the engine's own Python, which has no narrowcast. Requests of random tokens end by length; a step is
-what TOKENS further tokens add:
+Runs as a script in the engine's own Python, which has no narrowcast; JSON is {"batches", "prompt", "tokens"}. Requests
+of random tokens end by length; a step is what the further tokens add, and all requests of a batch are read at once:
 
-    step = (seconds of 1 + TOKENS tokens − seconds of 1 token) / TOKENS          prefill = seconds of 1 token
+    step = (seconds of 1 + tokens tokens − seconds of 1 token) / tokens          prefill = seconds of 1 token
 
 The last line of standard output is JSON: {"version", "timings": [[batch, prefill, step], ...]}.
 """
@@ -19,36 +19,36 @@ import time
 from typing import Any
 
 RUNS = 3
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
 def main() -> None:
     """Measure and print."""
-    model, batches, prompt, tokens, threads = sys.argv[1], json.loads(sys.argv[2]), *map(int, sys.argv[3:6])
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}" if threads > 1 else "0")
     import vllm
     from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    engine = LLM(
-        model, max_model_len=prompt + tokens + 8, max_num_seqs=max(batches), enable_prefix_caching=False,
-        max_num_batched_tokens=max(prompt * max(batches), prompt + tokens + 8),
-    )  # fmt: skip
+    asked = json.loads(sys.argv[1])
+    flags = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(sys.argv[2:])
+    engine = LLM.from_engine_args(EngineArgs.from_cli_args(flags))
     size = engine.llm_engine.model_config.get_vocab_size()
-    found = [[batch, *_timed(engine, batch, prompt, tokens, size)] for batch in batches]
+    found = [
+        [batch, *_timed(engine, batch, asked["prompt"], asked["tokens"], size)] for batch in asked["batches"]
+    ]
     print("\n" + json.dumps({"version": vllm.__version__, "timings": found}), flush=True)
-    os._exit(0)
+    os._exit(0)  # the engine's own end takes longer and may fail
 
 
 def _timed(engine: Any, batch: int, prompt: int, tokens: int, size: int) -> tuple[float, float]:
+    """Seconds of a prefill and of a step, after one round that is thrown away."""
     draw = random.Random(0)
     one, many = [], []
-    for _ in range(RUNS):
+    for _ in range(1 + RUNS):
         ids = [{"prompt_token_ids": [draw.randrange(size) for _ in range(prompt)]} for _ in range(batch)]
         one.append(_seconds(engine, ids, 1))
         many.append(_seconds(engine, ids, 1 + tokens))
-    first = statistics.median(one)
-    return first, (statistics.median(many) - first) / tokens
+    first = statistics.median(one[1:])
+    return first, (statistics.median(many[1:]) - first) / tokens
 
 
 def _seconds(engine: Any, ids: list[dict[str, list[int]]], count: int) -> float:

@@ -24,3 +24,13 @@ class Timing:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Who ran it and what came of it: ``running`` is what multiplies, in words, ``notes`` what is to know of it."""
+
+    runs_as: str
+    timings: tuple[Timing, ...]
+    running: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

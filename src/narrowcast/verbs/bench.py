@@ -17,7 +17,7 @@ def run_bench(args: argparse.Namespace) -> int:
     quiet = args.quiet or args.json
     found = bench(
         args.model, against=args.against, batches=args.batch, prompt=args.prompt, tokens=args.tokens,
-        engine=args.engine, python=args.python, threads=args.threads,
+        engine=args.engine, python=args.python, threads=args.threads, extra=args.extra,
         progress=lambda total, label: Progress(total, label, quiet=quiet, unit="steps"),
     )  # fmt: skip
     return answer(args, bench_page(found), found.to_json())
