@@ -9,12 +9,13 @@ from narrowcast.arguments.parser import MODEL, Verb, count
 _BENCH = """\
 Measures the machine's memory bandwidth over what a step of the model reads,
 then decode steps and prefills, and prints them beside the lower bounds. Tokens
-are random; what is said does not change how long it takes.
+are random; what is said does not change how long it takes. vLLM runs as a child
+with the flags of `narrowcast serve`, and with what stands behind --.
 
 examples:
   narrowcast bench MODEL-FP8 --against MODEL
   narrowcast bench MODEL --batch 1,8,32 --prompt 256
-  narrowcast bench MODEL --engine vllm --python ~/vllm/bin/python -- --enforce-eager"""
+  narrowcast bench MODEL --engine vllm --python vllm/bin/python"""
 
 
 def _batches(text: str) -> tuple[int, ...]:
