@@ -183,6 +183,15 @@ def test_without_the_engine_the_command_and_the_reason_are_printed(
     assert cli("serve", llama, "--gpu", "h100", "--engine", "sglang", "--json").json["installed"] is False
 
 
+def test_a_preset_goes_into_the_container_that_the_engine_reads(llama: Path, cli: Cli) -> None:
+    """TensorRT-LLM reads INT4 from ModelOpt and refuses it in compressed-tensors; who asks for that is told first."""
+    words = ("serve", llama, "--gpu", "h100", "--engine", "tensorrt-llm", "--preset", "w4a16", "--dry-run")
+    ran = cli(*words)
+    assert "--preset w4a16 --container modelopt" in ran.out
+    assert "refused" not in ran.out
+    assert cli(*words, "--container", "compressed-tensors").out.startswith("refused: ")
+
+
 def test_what_would_be_refused_is_not_started(engine: Path, llama: Path, cli: Cli) -> None:
     ran = cli("serve", llama, "--gpu", "cpu", "--tp", "64")
     assert ran.code == 2

@@ -10,8 +10,8 @@ from narrowcast.hardware.gpu import COLUMNS, GPU, Source
 from narrowcast.hardware.gpus import GPUs, gpus
 from narrowcast.report.tables import facts, hanging, paragraph, percent, table
 
-TITLES = ("GPU", "arch", "GB", "TB/s", "bf16", "fp8", "int8", "fp4", "fp8 as", "blocks")
-SHOWN = ("bf16", "fp8", "int8", "fp4")
+TITLES = ("GPU", "arch", "GB", "TB/s", "16 bit", "fp8", "int8", "fp4", "fp8 as", "blocks")
+SHOWN = ("fp8", "int8", "fp4")
 BLOCKS = ("mxfp8", "mxfp6", "mxfp4", "nvfp4")
 LEGEND = (
     "Dense TFLOPS (integers: TOPS) as published, accumulated in FP32 where a card has the choice. -: the matrix units "
@@ -28,8 +28,13 @@ def cells(row: GPU) -> tuple[str, ...]:
     ]
     return (
         row.name, row.arch or "?", _number(row.memory_gb), _number(row.bandwidth_tb_s),
-        *(peak_cell(row, column) for column in SHOWN), row.fp8_kind or "-", "+".join(blocks) or "-",
+        _sixteen(row), *(peak_cell(row, column) for column in SHOWN), row.fp8_kind or "-", "+".join(blocks) or "-",
     )  # fmt: skip
+
+
+def _sixteen(row: GPU) -> str:
+    """The peak in BF16, or in FP16 where a card has no BF16."""
+    return peak_cell(row, "bf16" if row.multiplies("bf16") or not row.multiplies("fp16") else "fp16")
 
 
 def peak_cell(row: GPU, column: str) -> str:
@@ -54,7 +59,7 @@ def gpus_page(rows: GPUs = gpus) -> list[str]:
     return [
         *table(TITLES, [cells(row) for row in rows.values()], "llrrrrrrll"),
         "",
-        *paragraph(LEGEND),
+        *paragraph(f"16 bit: BF16, or FP16 where there is no BF16. {LEGEND}"),
         *paragraph("`narrowcast gpus H100` shows one with ridge points, traps and who says each number."),
     ]
 

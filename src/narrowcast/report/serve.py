@@ -13,16 +13,15 @@ from narrowcast.serving.command import Command
 
 
 def command_page(command: Command) -> list[str]:
-    """What to run first, the command, why each flag is there, and what speaks against it."""
-    lines: list[str] = []
+    """What the engine would refuse, what to run first, the command, why each flag is there, and what to know."""
+    lines = [part for text in command.refusals for part in (*hanging(f"refused: {text}"), "")]
     if command.before:
         lines += ["first:", *(f"  {line}" for line in command.before), ""]
     for name, text in command.files.items():
         lines += [f"{name}:", *(f"  {line}" for line in text.splitlines()), ""]
     lines += [*command.lines(), "", *_reasons(command)]
-    for title, texts in (("refused", command.refusals), ("careful", command.warnings)):
-        for text in texts:
-            lines += ["", *hanging(f"{title}: {text}")]
+    for text in command.warnings:
+        lines += ["", *hanging(f"careful: {text}")]
     return lines
 
 

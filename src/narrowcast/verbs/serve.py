@@ -14,6 +14,7 @@ from narrowcast.verbs.answering import answer
 
 if TYPE_CHECKING:
     from narrowcast.doctor import Report
+    from narrowcast.hardware.gpus import GPU
     from narrowcast.serving.command import Command
     from narrowcast.serving.question import Question
     from narrowcast.serving.running import Ended
@@ -25,16 +26,16 @@ def run_serve(args: argparse.Namespace) -> int:
     from narrowcast.report import serve as pages
     from narrowcast.serving import running
     from narrowcast.serving.command import command
-    from narrowcast.serving.loading import load
     from narrowcast.serving.question import Question
 
     if args.port is not None and not 0 < args.port < 1 << 16:
         raise UsageError("there is no such port", got=args.port, wanted="1 to 65535")
     if args.gpus_per_node < 1:
         raise UsageError("a machine has at least one GPU", got=args.gpus_per_node)
-    served = load(args.model, preset=args.preset, container=args.container)
+    gpu = named(args.gpu)
+    served = _served(args, gpu)
     question = Question(
-        named(args.gpu), args.engine, args.tp, args.pp, args.ep, args.context, args.batch, args.kv, args.utilisation
+        gpu, args.engine, args.tp, args.pp, args.ep, args.context, args.batch, args.kv, args.utilisation
     )  # fmt: skip
     made = command(
         served, question, port=args.port, host=args.host, name=args.name, extra=args.extra,
@@ -50,6 +51,21 @@ def run_serve(args: argparse.Namespace) -> int:
     if not args.json:
         answer(args, [*page, "", f"starting {argv[0]}; Ctrl-C stops it", ""], facts)
     return _watch(args, served, question, made, argv, facts)
+
+
+def _served(args: argparse.Namespace, gpu: GPU) -> Served:
+    """The model as it is, or as the asked preset would write it, in the container that the engine reads best."""
+    from narrowcast.hardware.engines import engines
+    from narrowcast.serving.loading import load
+    from narrowcast.serving.variants import Variants
+    from narrowcast.tensors.presets import presets
+
+    if args.preset is None or args.container is not None:
+        return load(args.model, preset=args.preset, container=args.container)
+    variants = Variants(args.model, load(args.model), engines[args.engine].name, gpu)
+    if variants.quantized:
+        load(args.model, preset=args.preset)  # says why a quantized model takes no preset
+    return variants.written(presets[args.preset].name)
 
 
 def _check(made: Command) -> None:

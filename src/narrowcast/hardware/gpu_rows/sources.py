@@ -32,7 +32,7 @@ INT8_SLOW = (
     "count on the slow one"
 )
 RANGE = "bandwidth is published as 7.7 to 8.0 TB/s; floors take the upper end"
-SPARSE = "pages that print twice these rates count products with half of the operands zero"
+SPARSE = "pages that print twice these rates count products with half of the operands zero (2:4 sparsity)"
 CLOCKS = "the printed rates are below what its clock allows: short runs of large products go above them"
 NVLINK = "sold with a narrower NVLink, which tensor parallelism feels"
 
