@@ -21,13 +21,13 @@ from narrowcast.hardware.kinds import input_kind, weight_kind
 from narrowcast.hardware.overflow import fp16_families
 from narrowcast.hardware.tensor_parallel import misplaces, tp_problems
 from narrowcast.model.roles import Role
+from narrowcast.serving.loading import CONTAINER
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Group, Served
-from narrowcast.serving.splits import splits
+from narrowcast.serving.splits import stopped
 from narrowcast.serving.traffic import cache_mode
 from narrowcast.tensors.presets import LinearScheme, presets
 
-WRITTEN = "compressed-tensors"  # what `narrowcast quantize` writes when nobody says otherwise
 # Families in which single activations were seen to be larger than the rest by orders of magnitude.
 MASSIVE = frozenset({"llama", "mistral", "mixtral", "gemma", "gemma3", "gemma3_text"})
 
@@ -58,26 +58,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what is asked of it, and the batch below which a decode step waits for bytes alone (None: not known).
-    ``written`` is the container in which presets would be written."""
+    """A model, what is asked of it, and the batch below which a decode step waits for bytes alone (None: not known)."""
 
     served: Served
     question: Question
     crossover: float | None = None
-    written: str = WRITTEN
-
-    @property
-    def quantized(self) -> bool:
-        """Whether any layer is; if not, a preset may still be chosen."""
-        return any(group.linear is not None for group in self.served.groups)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Quantized linears of the checkpoint, or those of all presets where it has none."""
         engine, gpu = self.question.engine, self.question.gpu
-        if not self.quantized:
+        if not self.served.quantized:  # a preset may still be chosen
             return tuple(
-                Layer(name, one.linear, paths(engine, self.written, one.linear, gpu))
+                Layer(name, one.linear, paths(engine, CONTAINER, one.linear, gpu))
                 for name, one in presets.items()
             )
         found = {
@@ -239,7 +232,7 @@ def _emulated(case: Case) -> Said | None:
     return (
         f"emulated formats ({names})",
         f"{where}: weights are decoded to 16 bits at every step, slower than an unquantized model",
-        "a preset that runs natively or as weight only" if not case.quantized
+        "a preset that runs natively or as weight only" if not case.served.quantized
         else "convert it (`narrowcast convert`), or another GPU",
     )  # fmt: skip
 
@@ -270,14 +263,11 @@ def _cut_blocks(case: Case) -> Said | None:
 
 
 def _divided(case: Case) -> Said | None:
-    tp = case.question.tp
-    if tp == 1:
-        return None
-    reason = splits(case.served, case.question.engine, ep=case.question.ep, sizes=(tp,)).first.get(tp)
+    reason = stopped(case.served, case.question)
     if reason is None:
         return None
     return (
-        f"tensor-parallel {tp}",
+        f"tensor-parallel {case.question.tp}",
         f"{reason}, so that a block, a group, a packed word or a head would be cut",
         "a size that keeps every matrix whole, pipeline stages, or experts spread one by one (--ep)",
     )
@@ -307,7 +297,7 @@ def _latent_split(case: Case) -> Said | None:
 
 
 def _old_name(case: Case) -> Said | None:
-    if case.quantized or case.question.engine != "vllm":
+    if case.served.quantized or case.question.engine != "vllm":
         return None
     return (
         "`--quantization fp8` on this unquantized checkpoint",

@@ -27,7 +27,7 @@ from narrowcast.serving.memory import memory
 from narrowcast.serving.paths import Kernels, kernels
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
-from narrowcast.serving.splits import splits
+from narrowcast.serving.splits import stopped
 from narrowcast.serving.steps import arithmetic, attention_arithmetic
 from narrowcast.serving.traffic import decode, prefill
 from narrowcast.tensors.presets import Preset, presets
@@ -145,7 +145,7 @@ def option(served: Served, question: Question, name: str, quality: Quality | Non
     rows = kernels(served, question)
     room, arithmetics = memory(served, question), arithmetic(served, question, rows)
     row, runs = _refused(rows) or deciding(rows), runs_as(rows)
-    cut = _cut(served, question)
+    cut = stopped(served, question)
     if cut is not None:
         runs = "refused"
     if runs == "refused":
@@ -158,12 +158,6 @@ def option(served: Served, question: Question, name: str, quality: Quality | Non
         name, runs, row.path.arithmetic, next(iter(row.path.kernels), ""), room.fits, step, prompt, room.tokens,
         served.nbytes, quality, row.path.refusal or cut, tuple(mode.mode for mode in room.modes if mode.fits),
     )  # fmt: skip
-
-
-def _cut(served: Served, question: Question) -> str | None:
-    """What the asked tensor parallelism would cut; a single GPU's shapes are the paths' own matter."""
-    tp = question.tp
-    return splits(served, question.engine, ep=question.ep, sizes=(tp,)).first.get(tp) if tp > 1 else None
 
 
 def _refused(rows: Sequence[Kernels]) -> Kernels | None:

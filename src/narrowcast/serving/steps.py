@@ -24,6 +24,7 @@ from typing import Any
 
 from narrowcast.hardware.cost import Floor, column, floor, ridges
 from narrowcast.hardware.engines.row import UNKNOWN
+from narrowcast.hardware.gpu import COLUMNS
 from narrowcast.hardware.gpus import GPU
 from narrowcast.model.roles import Role
 from narrowcast.numbers.formats import formats
@@ -34,7 +35,6 @@ from narrowcast.serving.traffic import Traffic, cache_mode, decode, expected, pr
 from narrowcast.tensors.presets import LinearScheme
 
 LARGEST = 1 << 24  # batch that is looked at for a crossover
-_FP8 = frozenset({"e4m3fn", "e4m3fnuz", "e4m3_ieee"})
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ def _lowest(linear: LinearScheme | None, gpu: GPU, dtype: str) -> str:
     element, block = scheme.element.name, scheme.name.partition("_")[0]
     if block in ("nvfp4", "mxfp4", "mxfp6", "mxfp8"):
         return block if block in gpu.formats else "bf16"
-    if element in _FP8:
-        return "fp8" if _FP8 & gpu.formats else "bf16"
+    if element in COLUMNS["fp8"]:
+        return "fp8" if gpu.multiplies("fp8") else "bf16"
     return element if element in gpu.formats else "bf16"
 
 
@@ -202,7 +202,7 @@ def attention_arithmetic(
     """The arithmetic of queries with keys and values in each kind of layer, in a decode step or for a ``prompt``: the
     engine's, or else 16 bits, and FP8 where the cache is in it and the GPU has it."""
     mode = cache_mode(served, question).name
-    own = "fp8" if mode.startswith("fp8") and _FP8 & question.gpu.formats else "bf16"
+    own = "fp8" if mode.startswith("fp8") and question.gpu.multiplies("fp8") else "bf16"
     if not engine:
         return (own,) * len(served.geometry.attention)
     words = [
