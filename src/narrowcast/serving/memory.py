@@ -139,7 +139,8 @@ def _assumptions(served: Served, question: Question, stage: Stage) -> Iterator[s
     if kinds & {"sliding", "chunked"}:
         yield (
             "A layer with a window keeps min(context, window) tokens; while a prompt is read, engines hold up to one "
-            "chunk more of it, and vLLM fills the pages of layers that differ up to one size."
+            "chunk more of it, and vLLM fills the pages of layers that differ up to one size. Its start-up log counts "
+            "with that, and prints fewer tokens."
         )
     if "state" in kinds:
         yield "States are counted once for each sequence; vLLM keeps them in pages as large as those of attention."
