@@ -55,6 +55,32 @@ def test_the_answer_comes_first(cli: Cli, model: Path) -> None:
     assert "speed a step of one sequence at token 8,192 takes at least 30.4 ms" in head
 
 
+def test_what_does_not_fit_says_what_would(cli: Cli, tmp_path: Path) -> None:
+    """16 sequences of 8192 tokens beside BF16 weights are too many for an L4; not beside FP8 and an FP8 cache. Sixteen
+    H100s hold DeepSeek-V3 but not 16 times 32768 latents, and 32 ranks would cut its blocks, so they are no way out."""
+    page = cli("plan", write(tmp_path, LLAMA3_8B), "--gpu", "L4", "--context", "8k", "--batch", "16")
+    head = " ".join(page.out.split("\n\n")[0].split())
+    assert (
+        "5 sequences of 8,192, not 16; --tp 2, or --kv int4_per_token_head, or --preset fp8_dynamic --kv"
+        in head
+    )
+    config = write(tmp_path, DEEPSEEK_V3)
+    words = ("--gpu", "H100", "--tp", "16", "--context", "32k", "--batch", "16", "--preset", "fp8_block")
+    head = " ".join(cli("plan", config, *words).out.split("\n\n")[0].split())
+    assert "fits no:" in head
+    assert "--tp 32" not in head
+    assert "--kv fp8_e4m3 would fit" in head
+
+
+def test_what_does_not_start_says_so_first(cli: Cli, model: Path) -> None:
+    page = cli("plan", model, "--gpu", "H100", "--preset", "fp8_block", "--tp", "3").out
+    assert (
+        page.splitlines()[1]
+        == "  starts  no: model.layers.*.self_attn.q_proj: 32 heads are not a multiple of 3"
+    )
+    assert "speed" not in page.split("\n\n")[0]
+
+
 def test_fp8_on_an_a100_is_said_not_to_be_computed(cli: Cli, model: Path) -> None:
     page = " ".join(cli("plan", model, "--gpu", "A100", "--preset", "fp8_dynamic").out.split())
     assert "weight only: decoded and multiplied in bf16 (MarlinFP8)" in page

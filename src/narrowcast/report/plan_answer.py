@@ -94,7 +94,8 @@ def _would_fit(plan: Plan) -> str:
     fitting = next(
         (use.cache.mode for use in plan.caches if use.cache.fits and use.cache.mode in taken), None
     )
-    ways = [f"--tp {plan.memory.smallest}"] * (plan.memory.smallest not in (None, plan.question.tp))
+    wider = plan.memory.smallest
+    ways = [f"--tp {wider}"] * (wider != plan.question.tp and wider in plan.splits.tp)
     ways += [f"--kv {fitting}"] * (fitting is not None)
     if plan.choice is not None and not plan.choice.wide.fits:
         first = plan.choice.first

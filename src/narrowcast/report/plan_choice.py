@@ -31,7 +31,7 @@ def choice_lines(found: Choice) -> list[str]:
     ]
     left = [option for option in found.options if option not in shown]
     ties = [
-        f"with {one.preset} {', '.join(other.preset for other in left if other.rank == one.rank)}"
+        f"with {one.preset}: {', '.join(other.preset for other in left if other.rank == one.rank)}"
         for one in kept if any(other.rank == one.rank for other in left)
     ]  # fmt: skip
     lines += hanging(f"  tied {'; '.join(ties)}") if ties else []
