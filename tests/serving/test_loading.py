@@ -23,6 +23,7 @@ from narrowcast.serving.loading import load
 from narrowcast.serving.memory import memory
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
+from narrowcast.serving.traffic import streamed
 from narrowcast.serving.weighed import load_weighed
 from narrowcast.store.checkpoint import Checkpoint
 from narrowcast.tensors.presets import presets
@@ -156,7 +157,7 @@ def test_experts_count_as_experts_stacked_or_not(tmp_path: Path, preset: str, on
     found = load(tmp_path / "out")
     assert groups(load(model, preset=preset)) == groups(found)
     assert groups(load(model / "config.json", preset=preset)) == groups(found)
-    assert found.streamed < found.nbytes
+    assert streamed(found) < found.nbytes
 
 
 def test_a_stack_of_gpt_oss_is_one_matrix_of_each_expert(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from narrowcast.serving.paths import kernels
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Group, Served
 from narrowcast.serving.steps import arithmetic, attention_arithmetic, possible, steps
-from narrowcast.serving.traffic import decode, expected, prefill
+from narrowcast.serving.traffic import decode, expected, prefill, streamed
 from narrowcast.tensors.presets import presets
 from serving.configs import DEEPSEEK_V3, LLAMA3_8B
 
@@ -221,6 +221,7 @@ def _parts(traffic: Any) -> dict[str, Any]:
 def test_one_by_one(name: str, tp: int) -> None:
     """Every byte and every FLOP of both kinds of steps, exactly."""
     served = _served(name)
+    assert streamed(served) == _decoded(name, 1, 1, 1)["weights"]
     for batch, context in product((1, 3), (1, 16, 17, 40)):
         question = Question(gpus["h100"], tp=tp, batch=batch, context=context)
         arithmetics, attention = arithmetic(served, question), attention_arithmetic(served, question)

@@ -33,6 +33,7 @@ from narrowcast.serving.question import Question
 from narrowcast.serving.served import Served
 from narrowcast.serving.steps import Step, steps
 from narrowcast.serving.timing import Ran, Timing
+from narrowcast.serving.traffic import streamed
 
 ENGINES = ("ours", "vllm")
 SECONDS = 1.0  # that the bandwidth is measured for
@@ -163,7 +164,7 @@ def bench(
     shown = progress(len(loaded) * asked.steps, "measuring")
     contestants = []
     for served in loaded:
-        band = measure(SECONDS, threads, 2 * max(int(served.streamed), _LEAST)) if on_cpu else None
+        band = measure(SECONDS, threads, 2 * max(int(streamed(served)), _LEAST)) if on_cpu else None
         gpu = _row(machine, band, rates, engine == "vllm" and _integers(served, engine))
         ran = _run(served, asked, machine, shown.advance)
         measured = tuple(

@@ -25,7 +25,7 @@ from narrowcast.serving.loading import CONTAINER
 from narrowcast.serving.question import Question
 from narrowcast.serving.served import Group, Served
 from narrowcast.serving.splits import stopped
-from narrowcast.serving.traffic import cache_mode
+from narrowcast.serving.traffic import cache_mode, streamed
 from narrowcast.tensors.presets import LinearScheme, presets
 
 # Families in which single activations were seen to be larger than the rest by orders of magnitude.
@@ -174,7 +174,7 @@ def _head(case: Case) -> Said | None:
     if not heads:
         return None
     saved = sum(group.matrix.parameters * group.dtype.bits / 8 - group.nbytes for group in heads)
-    share = saved / max(case.served.streamed, 1)
+    share = saved / max(streamed(case.served), 1)
     return (
         f"a quantized output head ({heads[0].scheme})",
         "its error goes into the logits directly, where no later layer mends it; it spares "

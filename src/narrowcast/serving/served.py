@@ -40,11 +40,6 @@ class Group:
         return str(self.linear.weight.name)
 
     @property
-    def active_nbytes(self) -> float:
-        """Bytes that one token's step reads of it: of experts those that are active."""
-        return self.nbytes / self.matrix.experts * self.matrix.active
-
-    @property
     def bits(self) -> float:
         """Stored bits per parameter."""
         return 8 * self.nbytes / self.matrix.parameters
@@ -89,12 +84,3 @@ class Served:
     def nbytes(self) -> int:
         """Bytes of all weights."""
         return self.vector_bytes + self.tower_bytes + sum(group.nbytes for group in self.groups)
-
-    @property
-    def streamed(self) -> float:
-        """Bytes that a step of one sequence reads: all but towers and the embedding, of which one row is gathered,
-        unless it is the head too; of experts the active ones."""
-        unread = TOWERS if self.geometry.tied else TOWERS | {Role.EMBEDDING}
-        return self.vector_bytes + sum(
-            group.active_nbytes for group in self.groups if group.matrix.role not in unread
-        )

@@ -142,6 +142,13 @@ def head(served: Served) -> Group | None:
     return found.get(Role.LM_HEAD) or (found.get(Role.EMBEDDING) if served.geometry.tied else None)
 
 
+def streamed(served: Served) -> float:
+    """Bytes of weights that a step of one sequence reads, of all GPUs together."""
+    return served.vector_bytes + sum(
+        _touched(group, None) for group in served.groups if multiplied(group, served)
+    )
+
+
 def multiplied(group: Group, served: Served) -> bool:
     """Whether a step multiplies with the group's matrix, and so reads it whole."""
     role = group.matrix.role
@@ -180,12 +187,16 @@ def _flops(matrix: Matrix, question: Question) -> float:
 
 def _weights(served: Served, question: Question, tokens: int | None) -> float:
     """Bytes of weights that one GPU reads: of experts the fewest, or those that ``tokens`` are expected to touch."""
-    total = served.vector_bytes / question.tp
-    for group in served.groups:
-        if multiplied(group, served):
-            touched = group.matrix.active if tokens is None else expected(group.matrix, tokens)
-            total += group.nbytes / group.matrix.experts * touched * share(group.matrix, question)
-    return total
+    return served.vector_bytes / question.tp + sum(
+        _touched(group, tokens) * share(group.matrix, question)
+        for group in served.groups
+        if multiplied(group, served)
+    )
+
+
+def _touched(group: Group, tokens: int | None) -> float:
+    matrix = group.matrix
+    return group.nbytes / matrix.experts * (matrix.active if tokens is None else expected(matrix, tokens))
 
 
 def _row(served: Served, question: Question) -> float:
