@@ -251,6 +251,11 @@ def test_the_sentence_tells_bytes_from_arithmetic() -> None:
     )  # fmt: skip
 
 
+def test_backends_that_would_fail_later_are_not_named() -> None:
+    """Triton comes behind FlashInfer on an A100, and has no FP8 before 8.9."""
+    assert attention_path("vllm", gpus["a100"], "fp8", "full", 128).backends == ("FLASHINFER",)
+
+
 def test_sinks_and_windows_change_the_backend() -> None:
     """gpt-oss on an A100: FlashAttention 2 and FlashInfer have no sinks there."""
     assert attention_path("vllm", gpus["a100"], "auto", "full", 64, sinks=True).backends == ("TRITON_ATTN",)

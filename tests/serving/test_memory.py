@@ -247,6 +247,14 @@ def test_weights_that_do_not_fit_leave_nothing() -> None:
     assert memory(public("llama-3_1-70b", "w4a16"), asked("h100")).fits is True
 
 
+def test_what_would_fit_divides_the_heads() -> None:
+    """9 query heads go on no even number of GPUs, however small these are."""
+    tiny = replace(gpus["l4"], memory_gb=0.25, seen_gib=None)
+    served = public("smollm2-135m")
+    assert memory(served, Question(tiny, context=64)).smallest is None
+    assert memory(served, Question(tiny, context=64, tp=2)).fits is True
+
+
 def test_nothing_is_said_of_a_gpu_whose_memory_is_not_known() -> None:
     found = memory(public("llama-3-8b"), Question(UNKNOWN))
     assert (found.capacity, found.room, found.fits, found.tokens, found.smallest) == (

@@ -343,6 +343,14 @@ def test_bytes_of_what_is_made_are_a_files_bytes() -> None:
     assert [group.nbytes for group in made.groups] == [group.nbytes for group in written.groups]
 
 
+def test_layers_that_groups_do_not_divide_stay_wide() -> None:
+    made = online(
+        from_config("model", LLAMA3_8B | {"intermediate_size": 14344}), "vllm", "mxfp8", gpus["b200"]
+    )
+    wide = {group.matrix.leaf for group in made.groups if group.linear is None}
+    assert wide == {"embed_tokens", "down_proj", "lm_head"}
+
+
 def test_names_that_make_nothing_are_refused() -> None:
     served = from_config("model", LLAMA3_8B)
     with pytest.raises(UsageError, match="quantizes nothing under this name"):
