@@ -29,11 +29,13 @@ NARROWCAST = ROOT / ".venv" / "bin" / "narrowcast"
 
 @dataclass(frozen=True)
 class Run:
-    """One finished command: wall seconds, peak resident MB (10^6 bytes), what it printed on stdout."""
+    """One finished command: wall seconds, peak resident MB (10^6 bytes), what it printed on stdout, and the seconds
+    that processors worked for it."""
 
     seconds: float
     peak_mb: float
     output: str
+    processor: float = 0.0
 
 
 class CommandFailed(Exception):
@@ -41,9 +43,10 @@ class CommandFailed(Exception):
 
 
 def environment(threads: int, extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of a contestant: ``threads`` for every library, its own choice of BLAS kernel, no
-    network."""
-    env = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}
+    """The environment of a contestant: ``threads`` for every library, its own choice of BLAS kernel, byte code kept
+    from one run to the next, no network."""
+    taken = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PYTHONDONTWRITEBYTECODE")
+    env = {k: v for k, v in os.environ.items() if k not in taken}
     count = str(threads)
     limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), count)
     return {**env, **limits, "HF_HUB_OFFLINE": "1", **(extra or {})}
@@ -65,7 +68,7 @@ def run(argv: Sequence[str | Path], threads: int, extra: dict[str, str] | None =
     if child.returncode != 0:
         tail = "\n".join((output + err.read_text(errors="replace")).splitlines()[-12:])
         raise CommandFailed(f"exit {child.returncode}: {' '.join(map(str, argv))}\n{tail}")
-    return Run(seconds, usage.ru_maxrss * 1024 / 1e6, output)
+    return Run(seconds, usage.ru_maxrss * 1024 / 1e6, output, usage.ru_utime + usage.ru_stime)
 
 
 def durable(argv: Sequence[str | Path], out: Path, threads: int, extra: dict[str, str] | None = None) -> Run:
@@ -76,7 +79,7 @@ def durable(argv: Sequence[str | Path], out: Path, threads: int, extra: dict[str
     for path in [out] if out.is_file() else sorted(p for p in out.rglob("*") if p.is_file()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    return Run(result.seconds + time.perf_counter() - start, result.peak_mb, result.output)
+    return Run(result.seconds + time.perf_counter() - start, result.peak_mb, result.output, result.processor)
 
 
 def clear(out: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +21,16 @@ from narrowcast.numbers.formats import E4M3FN
 
 SIDE, EXPERTS, LAYERS, SHARDS = 128, 256, 40, 100
 POOL = 1 << 20
+WIDTHS = {"BF16": 2, "F32": 4, "F8_E4M3": 1}  # bytes
 Tensor = tuple[str, str, tuple[int, ...]]
 
 
-def config() -> dict[str, object]:
+def config(layers: int = LAYERS) -> dict[str, object]:
     """config.json in the names of DeepSeek-V3."""
     return {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": SIDE,
         "intermediate_size": SIDE, "moe_intermediate_size": SIDE, "n_routed_experts": EXPERTS, "n_shared_experts": 1,
-        "num_experts_per_tok": 8, "first_k_dense_replace": 0, "num_hidden_layers": LAYERS, "num_attention_heads": 2,
+        "num_experts_per_tok": 8, "first_k_dense_replace": 0, "num_hidden_layers": layers, "num_attention_heads": 2,
         "num_key_value_heads": 2, "q_lora_rank": SIDE, "kv_lora_rank": SIDE, "qk_nope_head_dim": 64,
         "qk_rope_head_dim": 64, "v_head_dim": 64, "vocab_size": 256, "torch_dtype": "bfloat16",
         "tie_word_embeddings": False, "num_nextn_predict_layers": 0,
@@ -64,10 +66,10 @@ def layer(number: int) -> Iterator[Tensor]:
             yield from quantized(f"{at}.mlp.{expert}.{name}")
 
 
-def tensors() -> list[Tensor]:
+def tensors(layers: int = LAYERS) -> list[Tensor]:
     """Every tensor, in file order."""
     found: list[Tensor] = [("model.embed_tokens.weight", "BF16", (256, SIDE))]
-    for number in range(LAYERS):
+    for number in range(layers):
         found += layer(number)
     return [*found, ("model.norm.weight", "BF16", (SIDE,)), ("lm_head.weight", "BF16", (256, SIDE))]
 
@@ -93,25 +95,30 @@ def pools() -> dict[str, np.ndarray]:
     return {"BF16": ((bits + 0x8000) >> 16).astype(np.uint16), "F32": values, "F8_E4M3": codes}
 
 
-def write(path: Path, part: list[Tensor], made: dict[str, np.ndarray]) -> None:
-    """One safetensors file."""
+def write(path: Path, part: list[Tensor], made: dict[str, np.ndarray] | None) -> None:
+    """One safetensors file; without pools its data are a hole."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    data, at = [], 0
+    at = 0
     for name, dtype, shape in part:
-        data.append(content(name, dtype, shape, made))
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data[-1])]}
-        at += len(data[-1])
+        size = WIDTHS[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        if made is None:
+            file.truncate(file.tell() + at)
+        else:
+            file.writelines(content(*one, made) for one in part)
 
 
-def build(out: Path) -> Path:
-    """Write the checkpoint to ``out`` and return it; a finished one is kept."""
+def build(out: Path, layers: int = LAYERS, hollow: bool = False) -> Path:
+    """Write the checkpoint to ``out`` and return it; a finished one is kept. A ``hollow`` one has headers only."""
     if (out / "config.json").is_file():
         return out
     out.mkdir(parents=True, exist_ok=True)
-    made, every = pools(), tensors()
+    made, every = None if hollow else pools(), tensors(layers)
     size = -(-len(every) // SHARDS)
     weight_map = {}
     for number in range(SHARDS):
@@ -123,11 +130,14 @@ def build(out: Path) -> Path:
         weight_map |= {name: file for name, _, _ in part}
     index = {"metadata": {}, "weight_map": weight_map}
     (out / "model.safetensors.index.json").write_text(json.dumps(index) + "\n")
-    (out / "config.json").write_text(json.dumps(config(), indent=2) + "\n")
+    (out / "config.json").write_text(json.dumps(config(layers), indent=2) + "\n")
     return out
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="write a checkpoint of a hundred shards")
     parser.add_argument("out", type=Path)
-    build(parser.parse_args().out)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--hollow", action="store_true", help="headers only")
+    options = parser.parse_args()
+    build(options.out, options.layers, options.hollow)

@@ -4,9 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash engines/setup.sh
-# What the newest wheels call things and in which order they try kernels, against our rows.
+# What the newest wheels call things, in which order they try kernels and which flags they take, against our rows.
 bash engines/wheels.sh
-.venv/bin/python -m pytest -rs tests/hardware/test_names.py tests/hardware/test_drift.py
+.venv/bin/python -m pytest -rs tests/hardware/test_names.py tests/hardware/test_drift.py tests/serving/test_command.py
 if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
   model=$1
   shift
@@ -17,4 +17,6 @@ else
 fi
 # One of them served by `narrowcast serve`, and what runs held against what was planned.
 .venv/bin/python engines/serve.py "$model"
+# The same one and its parent timed by `narrowcast bench`.
+.venv/bin/python engines/bench.py "$model"
 exec .venv/bin/python engines/run.py "$model" "$@"

@@ -13,7 +13,7 @@ keep() {
     return 0
   fi
   local folder=.bench/wheels/$engine-$version
-  if [ -d "$folder" ]; then return 0; fi
+  if [ "$(cat "$folder/parts" 2>/dev/null)" = "$*" ]; then return 0; fi
   echo "Downloading $engine $version"
   local scratch
   scratch=$(mktemp -d .bench/wheels.XXXXXX)
@@ -29,11 +29,13 @@ for name in wheel.namelist():
     if name.endswith(".py") and name.startswith(tuple(parts)):
         wheel.extract(name, scratch / "source")
 PY
+  echo "$*" > "$scratch/source/parts"
+  rm -rf "$folder"
   mv "$scratch/source" "$folder"
   rm -r "$scratch"
 }
 mkdir -p .bench/wheels
 keep vllm vllm/config vllm/model_executor/kernels/linear vllm/model_executor/layers/quantization \
   vllm/model_executor/layers/fused_moe/oracle vllm/model_executor/layers/attention vllm/v1/attention/backends \
-  vllm/model_executor/model_loader vllm/platforms
+  vllm/model_executor/model_loader vllm/platforms vllm/engine vllm/entrypoints vllm/envs.py
 keep sglang sglang/srt/arg_groups sglang/srt/layers/quantization sglang/srt/mem_cache/kv_cache_dtype.py
