@@ -168,6 +168,14 @@ def test_states_are_as_large_as_vllms_specs(row: dict[str, Any]) -> None:
     assert caches[1].sequence == states + 1001 * caches[1].token
 
 
+def test_sglang_keeps_recurrences_in_fp32() -> None:
+    """Qwen3 Coder Next: 36 layers of 32 heads of 128 by 128, and 3 times 2 * 2048 + 4096 inputs of the convolution."""
+    for engine, size in (("vllm", 2), ("sglang", 4)):
+        cache = memory(public("qwen3-coder-next"), asked(engine=engine, context=1)).cache
+        assert cache is not None
+        assert cache.sequence - cache.token == 36 * (size * 32 * 128 * 128 + 2 * 3 * (2 * 2048 + 4096))
+
+
 def test_an_indexer_keeps_a_byte_and_its_scale() -> None:
     """vLLM 0.32, DeepseekV32IndexerCache: 128 codes and one float for a token, beside the latent."""
     attention = Attention("latent", 61, 128, 1, 576, 0, index=128)

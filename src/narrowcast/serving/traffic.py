@@ -230,13 +230,15 @@ def _token(attention: Attention, served: Served, question: Question) -> float:
 
 
 def states(served: Served, question: Question) -> float:
-    """Bytes of one sequence's states on one GPU of a single stage."""
+    """Bytes of one sequence's states on one GPU of a single stage. Where a config says nothing of the recurrence's
+    dtype SGLang takes FP32 (srt/configs/mamba_utils.py)."""
     own = served.geometry.dtype
+    kept = "fp32" if question.engine == "sglang" else own
     bits = sum(
         each.layers
         * (
             (each.state - each.recurrent) * formats[own].bits
-            + each.recurrent * formats[each.recurrent_dtype or own].bits
+            + each.recurrent * formats[each.recurrent_dtype or kept].bits
         )
         for each in served.geometry.attention
     )
