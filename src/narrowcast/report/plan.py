@@ -201,9 +201,10 @@ def _quality(plan: Plan) -> list[str]:
 
 
 def _cautions(plan: Plan) -> list[str]:
-    """What not to do, why, and what instead; the batch up to which arithmetic does not matter stands at the floor."""
+    """What not to do, why, and what instead; without what the floor or the table of presets says."""
+    said = ("arithmetic-at-small-batch", *(["emulated"] if plan.choice is not None else []))
     lines = []
-    for caution in (one for one in plan.cautions if one.name != "arithmetic-at-small-batch"):
+    for caution in (one for one in plan.cautions if one.name not in said):
         lines += hanging(f"  {caution.what}: {caution.why}. Instead: {caution.instead}.")
     return ["not to do", *lines] if lines else []
 
@@ -219,7 +220,10 @@ def _serve(plan: Plan) -> list[str]:
         lines += hanging(
             f"  with {first.preset}: the same plan or `narrowcast serve` with --preset {first.preset}"
         )
-    warnings = [text for text in made.warnings if "shows what does" not in text]
+    # What the head and the list of what not to do have said already.
+    warnings = [
+        text for text in made.warnings if "shows what does" not in text and "brings no scales" not in text
+    ]
     for title, texts in (("refused", made.refusals), ("careful", warnings)):
         lines += [part for text in texts for part in hanging(f"  {title}: {text}")]
     return lines

@@ -24,8 +24,8 @@ from narrowcast.serving.choice import deciding
 from narrowcast.serving.paths import Kernels
 from narrowcast.serving.plan import Plan
 
-# Of what not to do, what holds whatever is chosen; the head leaves it to the page.
-_ALWAYS = ("old-fp8-name", "arithmetic-at-small-batch", "latent-replicated")
+# Of what not to do, what holds whatever is chosen and what "starts" says; the head leaves it to the page.
+_ALWAYS = ("old-fp8-name", "arithmetic-at-small-batch", "latent-replicated", "cut-by-ranks")
 
 
 def headline(plan: Plan) -> list[str]:

@@ -68,7 +68,7 @@ def _measure(found: Choice) -> str:
     """How quality comes into the table, where it is not there."""
     if all(option.quality is not None for option in (found.first, found.fastest) if option is not None):
         return ""
-    return ": `narrowcast evaluate MODEL --online PRESET` measures quality, --evaluations brings it here"
+    return " (quality: `narrowcast evaluate MODEL --online PRESET`, then --evaluations)"
 
 
 def _row(option: Option, rank: str) -> tuple[str, ...]:
