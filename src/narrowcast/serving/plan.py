@@ -11,7 +11,7 @@ Left out: the words, which the page says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,17 +154,17 @@ def plan(
         ranked = choice(wide, question, variants.written, names or None, found)
     chosen = names[0] if len(names) == 1 else None
     if names and ranked is not None:
-        first = ranked.first or ranked.options[0]
-        chosen = first.preset
+        chosen = (ranked.first or ranked.options[0]).preset
     served = variants.written(chosen) if chosen is not None else wide
-    own = (
-        found.get(chosen)
-        if chosen is not None
-        else next(iter(found.values()), None)
-        if variants.quantized
-        else None
-    )
+    own = _own(found, chosen, variants.quantized)
     return _plan(served, question, ranked, own, tuple(_assumed(wide, context, question)))
+
+
+def _own(found: Mapping[str, Quality], chosen: str | None, quantized: bool) -> Quality | None:
+    """The evaluation of the model that is planned."""
+    if chosen is not None:
+        return found.get(chosen)
+    return next(iter(found.values()), None) if quantized else None
 
 
 def _plan(
