@@ -1,4 +1,5 @@
-"""The whole demo: make a BF16 model, quantize it three ways with the command line, judge them, let all four answer.
+"""The whole demo: make a BF16 model, quantize it three ways with the command line, judge them, let all four answer, and
+plan them for a GPU.
 
 ``python -m demo.run [DIRECTORY]``; what an earlier run left there (default: demo-output) is used again.
 """
@@ -22,6 +23,7 @@ PRESETS = ("fp8_dynamic", "w4a16", "nvfp4a16")
 WIDTH = 80
 INDENT = 13
 TOKENS = 1024  # that the results are judged by
+GPU = "l4"  # for which they are planned
 
 
 def say(label: str, text: str) -> None:
@@ -110,6 +112,30 @@ def judge(directory: Path, preset: str) -> dict[str, Any]:
     return found
 
 
+def planned(directory: Path) -> None:
+    """Run ``narrowcast plan`` for a GPU that need not be here, with what was measured, and print the order it gives.
+    Raises CalledProcessError."""
+    presets = [word for preset in PRESETS for word in ("--preset", preset)]
+    measured = [f"{preset}={directory.with_name(f'{preset}-evaluation.json')}" for preset in PRESETS]
+    command = ["plan", str(directory), "--gpu", GPU, *presets]
+    command += [word for file in measured for word in ("--evaluations", file)]
+    print(f"\n$ narrowcast plan {directory} --gpu {GPU} \\\n    {' '.join(presets)} --evaluations ...")
+    done = subprocess.run(
+        [sys.executable, "-m", "narrowcast", *command, "--json"],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    choice = json.loads(done.stdout)["choice"]
+    print(f"\n{'':<{INDENT}}{'computes in':<20}{'a step takes at least':>22}{'KL':>8}")
+    for option in (choice["wide"], *choice["options"]):
+        quality = "" if option["quality"] is None else f"{option['quality']['kl']:.3f}"
+        print(
+            f"{option['preset']:<{INDENT}}{option['arithmetic']:<20}{1e3 * option['decode']:>19.2f} ms{quality:>8}"
+        )
+    print(f"For an {GPU.upper()} the plan puts {choice['first']} first.")
+
+
 def table(
     directory: Path,
     answers: dict[str, dict[str, Any]],
@@ -156,6 +182,7 @@ def main(arguments: list[str]) -> int:
     except subprocess.CalledProcessError as error:
         return error.returncode
     table(directory, answers, judged, replies)
+    planned(directory)
     print("\nThe embedding, 28 of 135 million parameters and tied to the output, stays BF16.")
     print(f"To start over: rm -r {output}")
     return 0
