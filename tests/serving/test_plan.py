@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import narrowcast
 import toys
@@ -22,6 +24,7 @@ from narrowcast.serving.loading import load
 from narrowcast.serving.plan import plan
 from narrowcast.serving.variants import Variants
 from narrowcast.tensors.presets import presets
+from runtime.families import saved
 from serving.configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA3_8B
 
 
@@ -149,6 +152,28 @@ def test_many_headers_are_weighed_instead_of_read(tmp_path: Path, monkeypatch: p
     assert (found.steps, found.memory) == (read.steps, read.memory)
     assert (found.served.name, found.served.nbytes) == (read.served.name, read.served.nbytes)
     assert plan(more, "L4").served.origin == "headers"
+
+
+def test_what_no_config_counts_is_taken_off_the_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Corrections of routers and layers for further tokens beside a mixture of experts; and a shard that lies."""
+    model = saved("deepseek-v3", tmp_path / "toy", torch.bfloat16)
+    tensors = load_file(model / "model.safetensors")
+    layers = 1 + max(int(name.split(".")[2]) for name in tensors if ".layers." in name)
+    last = {name: one for name, one in tensors.items() if f".layers.{layers - 1}." in name}
+    tensors |= {name.replace(f".{layers - 1}.", f".{layers}.", 1): one.clone() for name, one in last.items()}
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    assert any("e_score_correction_bias" in name for name in tensors)
+    read = plan(model, "L4")
+    monkeypatch.setattr(weighed, "LONG", 0)
+    found = plan(model, "L4")
+    assert (read.served.origin, found.served.origin) == ("headers", "config")
+    assert "without buffers and MTP layers" in found.served.notes[-1]
+    assert found.served.nbytes == read.served.nbytes
+    assert found.steps.decode == read.steps.decode
+    save_file(tensors | {"model.extra": torch.zeros(1)}, model / "model.safetensors", {"format": "pt"})
+    assert plan(model, "L4").served.origin == "headers"
 
 
 def test_presets_are_put_where_the_engine_reads_them(llama: Path) -> None:

@@ -31,7 +31,7 @@ from narrowcast.tensors.presets import LinearScheme
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _TAIL = re.compile(r"(?:^|\.)(layers\..*)$")
 # What families keep as buffers, which no geometry counts: corrections of routers, Gemma 4's scalars.
-_BUFFERS = re.compile(r"\b(e_score_correction\w*|expert_bias|moe_statics\.\w+|tid2eid|layer_scalar)$")
+BUFFERS = re.compile(r"\b(e_score_correction\w*|expert_bias|moe_statics\.\w+|tid2eid|layer_scalar)$")
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 
 
@@ -106,7 +106,7 @@ def read(checkpoint: Checkpoint, geometry: Geometry | None) -> Read:
     return Read(
         groups, tuple(_one(kind, found.module) for kind, found in kinds.items()),
         total - skipped - tower_bytes - sum(group.nbytes for group in groups), tower_bytes,
-        sum(prod(entry.shape) for entry in rest if entry.name not in tower and not _BUFFERS.search(entry.name)),
+        sum(prod(entry.shape) for entry in rest if entry.name not in tower and not BUFFERS.search(entry.name)),
         len({layer for kind, found in kinds.items() for layer in found.layers if layer and kind.role not in TOWERS}),
         opened.contents.kv, bool(opened.contents.cache_scales), opened.contents.container, tuple(notes),
     )  # fmt: skip
