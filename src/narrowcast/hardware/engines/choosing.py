@@ -62,7 +62,7 @@ class Layer:
 
     def anywhere(self) -> Path:
         """The best of all GPUs: what needs no further package and is really low precision before the rest."""
-        found = {gpu.name: self._on(gpu) for gpu in gpus.values()}
+        found = self._everywhere()
         runs = {name: path for name, path in found.items() if path.refusal is None}
         if not runs:
             return _shown(found)
@@ -73,6 +73,18 @@ class Layer:
         if real and len(real) < len(runs):
             notes.append(f"computes in {best.arithmetic} on {_names([gpus[name] for name in real])}")
         return self._path(best.kernels, best.arithmetic, tuple(notes), best.package)
+
+    def _everywhere(self) -> dict[str, Path]:
+        """The answer on each GPU. Those of one architecture share it; a refusal names its GPU."""
+        shared: dict[tuple[object, ...], Path] = {}
+        found = {}
+        for gpu in gpus.values():
+            alike = (gpu.arch, gpu.capability, FNUZ in gpu.notes)
+            path = shared.get(alike)
+            if path is None or path.refusal is not None:
+                path = shared[alike] = self._on(gpu)
+            found[gpu.name] = path
+        return found
 
     def _on(self, gpu: GPU) -> Path:
         if not self.engine.gpus.holds(gpu):
