@@ -113,7 +113,8 @@ def _numbers(row: GPU, sources: Sequence[Source]) -> list[tuple[str, ...]]:
         return "".join(f"[{sources.index(row.source_of(subject)) + 1}]" for subject in subjects)
 
     lines: list[tuple[str, ...]] = []
-    memory = f"{_number(row.memory_gb)} GB"
+    seen = "" if row.usable in (None, row.memory) else f", {_number(round(row.usable / 2**30, 1))} GiB seen"
+    memory = f"{_number(row.memory_gb)} GB{seen}"
     for subject, value, said in (
         ("memory", row.memory_gb, memory), ("bandwidth", row.bandwidth_tb_s, _bandwidth(row)),
     ):  # fmt: skip
@@ -145,6 +146,7 @@ def gpu_record(row: GPU) -> dict[str, Any]:
         "arch": row.arch,
         "capability": row.capability,
         "memory": row.memory,
+        "usable": row.usable,
         "bandwidth": row.bandwidth,
         "formats": row.formats,
         "fp8_kind": row.fp8_kind,
