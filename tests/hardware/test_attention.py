@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import vllm_selection as vllm
 
 from narrowcast.errors import UsageError
-from narrowcast.hardware.attention import _table, _tried, attention_path
-from narrowcast.hardware.attention.row import Order
+from narrowcast.hardware.attention import _order, _table, _tried, attention_path
+from narrowcast.hardware.attention.row import Layout
 from narrowcast.hardware.cache_modes import CACHE_MODES
 from narrowcast.hardware.engines import ENGINES
 from narrowcast.hardware.gpus import GPU, gpus
@@ -24,23 +24,16 @@ BOARDS = {75: "t4", 80: "a100", 89: "l4", 90: "h100", 100: "b200", 103: "b300", 
 TABLE = _table("vllm")
 
 
-def _order(gpu: GPU, layout: str, mode: str) -> Order:
-    when = ("", "wide" if mode == "bf16" else "quantized")
-    return next(
-        each for each in TABLE.orders if each.layout == layout and each.reach.holds(gpu) and each.when in when
-    )
-
-
-def _names(gpu: GPU, layout: str, mode: str, head: int, what: str) -> list[str]:
+def _names(gpu: GPU, layout: Layout, mode: str, head: int, what: str) -> list[str]:
     found, _ = _tried(
-        TABLE, _order(gpu, layout, mode).names,
+        TABLE, _order(TABLE, layout, gpu, CACHE_MODES[mode]) or (),
         lambda row: row.lacks(gpu, mode, head, what == "sliding", what == "sinks"),
     )  # fmt: skip
     return [row.name for row in found]
 
 
 def test_rows_choose_as_vllm_chose() -> None:
-    """1218 questions by capability, layout, mode, head size, sinks and windows: the same backends in the same order."""
+    """1232 questions by capability, layout, mode, head size, sinks and windows: the same backends in the same order."""
     asked = 0
     for line in SNAPSHOT.read_text().splitlines():
         if line.startswith("#"):
@@ -50,7 +43,7 @@ def test_rows_choose_as_vllm_chose() -> None:
         gpu, mode = gpus[BOARDS[int(sm)]], CACHE_MODES[word].name
         assert _names(gpu, layout, mode, int(head), what) == names.split(), question
         asked += 1
-    assert asked == len(list(vllm.grid())) == 1218
+    assert asked == len(list(vllm.grid())) == 1232
 
 
 def _source() -> Path:
@@ -123,7 +116,7 @@ def test_amd_order_is_that_of_the_source() -> None:
     ]
     calls.sort(key=lambda node: node.lineno)
     names = [node.args[0].attr for node in calls if isinstance(node.args[0], ast.Attribute)]
-    assert tuple(names) == _order(gpus["mi300x"], "heads", "bf16").names
+    assert tuple(names) == _order(TABLE, "heads", gpus["mi300x"], CACHE_MODES["bf16"])
     returned = [ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Return)]
     assert any("ROCM_AITER_MLA_SPARSE]" in line for line in returned)
     assert any("ROCM_AITER_MLA, " in line and ".TRITON_MLA, " in line for line in returned)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
@@ -140,11 +141,11 @@ def _namespace(sm: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def selection(sm: int) -> dict[str, Any]:
-    """vLLM's classes and functions as they answer on one capability."""
+@cache
+def _code() -> CodeType:
+    """The classes and functions that choose, cut out of vLLM's source."""
     root = source()
     assert root is not None
-    space = _namespace(sm)
     nodes: list[ast.stmt] = []
     for file, names in FUNCTIONS.items():
         tree = ast.parse((root / file).read_text())
@@ -157,7 +158,13 @@ def selection(sm: int) -> dict[str, Any]:
     ):  # fmt: skip
         nodes += _classes(ast.parse(path.read_text()), known)
     module = ast.fix_missing_locations(_NoImports().visit(ast.Module(nodes, [])))
-    exec(compile(module, "vllm", "exec"), space)
+    return compile(module, "vllm", "exec")
+
+
+def selection(sm: int) -> dict[str, Any]:
+    """vLLM's classes and functions as they answer on one capability."""
+    space = _namespace(sm)
+    exec(_code(), space)
     return space
 
 
@@ -184,7 +191,7 @@ MODES = (
     "auto", "fp8", "fp8_e5m2", "fp8_inc", "nvfp4", "nvfp4_4over6", "int8_per_token_head", "int4_per_token_head",
     "fp8_per_token_head", "turboquant_k8v4", "ultraquant_4bit",
 )  # fmt: skip
-LATENT_MODES = ("auto", "fp8", "fp8_e5m2", "nvfp4", "int8_per_token_head")
+LATENT_MODES = ("auto", "fp8", "fp8_e5m2", "nvfp4", "int8_per_token_head", "fp8_ds_mla", "nvfp4_ds_mla")
 SPARSE_MODES = ("auto", "fp8", "fp8_ds_mla", "nvfp4_ds_mla")
 SMS = (75, 80, 89, 90, 100, 103, 120)
 
