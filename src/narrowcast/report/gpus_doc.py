@@ -11,13 +11,13 @@ from narrowcast.hardware.gpus import gpus
 from narrowcast.report.gpus import LEGEND, cells, peak_cell, subjects, told
 
 INTRO = (
-    "What `narrowcast gpus`, `plan` and `audit --gpu` know of accelerators. A name may be the driver's: any case and "
-    "punctuation, with the maker in front. A number that is published as a range is its lower end, of two that "
+    "What `narrowcast gpus`, `plan`, `serve` and `audit` know of accelerators. A name may be the driver's: any case "
+    "and punctuation, with the maker in front. A number that is published as a range is its lower end, of two that "
     "disagree the lower is taken, and a note says so. No number of a table is derived from another.",
     "",
-    "Cards are sold by GB that are GiB, and programs see a little less of them: what is seen is what a plan counts with "
-    "(`usable` in `--json`, in bytes). A bound on products takes rates above the printed ones where engines reach them: "
-    "FP8 of a GeForce accumulated as CUTLASS does, an H100 NVL at its clock.",
+    "Cards are sold by GB that are GiB, and programs see a little less of them: what is seen is what a plan counts "
+    "with (`usable` in `--json`, in bytes). A bound on products takes rates above the printed ones where engines reach "
+    "them: FP8 of a GeForce accumulated as CUTLASS does, an H100 NVL at its clock.",
     "",
     f"{LEGEND} reached: what the largest products reached, in TFLOPS.",
 )

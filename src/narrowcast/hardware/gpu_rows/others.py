@@ -55,7 +55,8 @@ ROWS: tuple[GPU, ...] = (
     row("tpu v5p", None, 95, 2.76, vendor="google", formats=_TPU, bf16=459, int8=918, source=SCALING),
     row(
         "tpu v6e", None, 32, 1.64, vendor="google", formats=_TPU, bf16=918, fp8=918, int8=1836, source=SCALING,
-        notes={"FP8 runs at the rate of BF16": "fp8", "bandwidth is published as 1.6 to 1.64 TB/s; floors take the upper end": "bandwidth"},
+        notes={"FP8 runs at the rate of BF16": "fp8",
+               "bandwidth is published as 1.6 to 1.64 TB/s; floors take the upper end": "bandwidth"},
     ),
     row(
         "tpu v7x", None, 192, 7.37, vendor="google", formats=frozenset({"bf16", "e4m3fn"}), bf16=2307, fp8=4614,

@@ -21,9 +21,9 @@ def row(
     what it is about, separated by spaces. ``formats`` follow from the architecture, which says the vendor too.
 
     Cards are sold by GB that are GiB. Programs see a little less, and a sixteenth less where the memory is GDDR and
-    ``checked`` (ECC): nvidia-smi shows 46068 MiB of an A40's 48, 97887 of an RTX PRO 6000's 96, 143771 of an H200's 141,
-    and vLLM's logs have 79.19 GiB of an H100's 80, 178.36 of a B200's 180, 31.4 of an RTX 5090's 32, 23.58 of an RTX
-    3090's 24 and 22.05 of an L4's 24. ``seen`` where it is another."""
+    ``checked`` (ECC): nvidia-smi shows 46068 MiB of an A40's 48, 97887 of an RTX PRO 6000's 96, 143771 of an H200's
+    141, and vLLM's logs have 79.19 GiB of an H100's 80, 178.36 of a B200's 180, 31.4 of an RTX 5090's 32, 23.58 of an
+    RTX 3090's 24 and 22.05 of an L4's 24. ``seen`` where it is another."""
     by_subject = {part: source for words, source in (sources or {}).items() for part in words.split()}
     about = {text: frozenset(words.split()) for text, words in (notes or {}).items()}
     if achieved:
