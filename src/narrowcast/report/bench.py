@@ -14,7 +14,10 @@ def bench_page(found: Bench) -> list[str]:
     """What the machine can do, what each model did, and how they compare."""
     lines = [*_headline(found), ""]
     products = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in found.rates.items())
-    machine = [("machine", f"{found.gpu.name}, {found.threads} threads"), ("products", products)]
+    machine = [
+        ("machine", f"{found.gpu.name}, {found.threads} thread{'s' * (found.threads > 1)}"),
+        ("products", products),
+    ]
     lines += [*facts(machine), ""]
     for each in found.contestants:
         lines += hanging(f"{each.served.name} ({each.ran.runs_as}, {size(each.served.nbytes)} of weights)")
