@@ -36,6 +36,7 @@ from narrowcast.hardware.gpus import ROWS, GPUs, gpus
 
 VARIABLE = "NARROWCAST_GPUS"
 HERE = "here"
+_LEAST, _MOST = 1e-9, 1e9  # of any number in these units; what lies beyond is a slip and overflows further on
 _FORMATS = frozenset().union(*NATIVE.values(), {"e4m3_ieee"})
 _KEYS = (
     "like", "memory", "bandwidth", "peaks", "achieved", "capability", "arch", "vendor", "formats", "aliases", "notes",
@@ -186,14 +187,19 @@ class _Table:
         if not isinstance(table, dict) or not set(table) <= set(COLUMNS):
             self._refuse(key, wanted)
         if not all(_positive(value) for value in table.values()):
-            self._refuse(key, f"{wanted}, positive numbers")
+            self._refuse(key, f"{wanted}, from {_LEAST:g} to {_MOST:g}")
         return {column: float(value) for column, value in table.items()}
 
     def _number(self, key: str) -> float | None:
         if key not in self.table:
             return None
         if not _positive(self.table[key]):
-            self._refuse(key, "a positive number of GB" if key == "memory" else "a positive number of TB/s")
+            self._refuse(
+                key,
+                f"a number of GB from {_LEAST:g} to {_MOST:g}"
+                if key == "memory"
+                else f"a number of TB/s from {_LEAST:g} to {_MOST:g}",
+            )
         return float(self.table[key])
 
     def _text(self, key: str) -> str | None:
@@ -222,4 +228,4 @@ class _Table:
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and _LEAST <= value <= _MOST
