@@ -381,11 +381,13 @@ def larger_than_memory(subject: Subject) -> Iterator[Finding]:
     False alarm: Offloading to the CPU.
     """
     gpu = subject.gpu
-    if gpu is None or gpu.memory_gb is None:
+    if gpu is None or gpu.usable is None:
         return
-    size = sum(entry.nbytes for entry in subject.checkpoint.entries.values()) / subject.tp / 1e9
-    if size > gpu.memory_gb:
+    size = sum(entry.nbytes for entry in subject.checkpoint.entries.values()) / subject.tp
+    if size > gpu.usable:
+        has = f"{gpu.usable / 1e9:.1f} GB"
         yield Finding(
-            f"{size:.1f} GB of weights on each rank, and {gpu.name} has {gpu.memory_gb:g} GB", got=f"{size:.1f} GB",
-            wanted=f"less than {gpu.memory_gb:g} GB", remedy="more ranks (--tp), a larger GPU, or a narrower preset",
+            f"{size / 1e9:.1f} GB of weights on each rank, and programs see {has} of {gpu.name}",
+            got=f"{size / 1e9:.1f} GB", wanted=f"less than {has}",
+            remedy="more ranks (--tp), a larger GPU, or a narrower preset",
         )  # fmt: skip
