@@ -48,6 +48,11 @@ def here() -> GPU:
 def detected() -> tuple[GPU, ...]:
     """All GPUs of the machine in the driver's order; its processor alone where there is none."""
     said: list[str] = []
+    return cards(said) or (_processor(said),)
+
+
+def cards(said: list[str]) -> tuple[GPU, ...]:
+    """The GPUs alone, which takes no measurement; what a tool answered instead of GPUs is added to ``said``."""
     for command, read in ((_NVIDIA, read_nvidia), (_AMD, read_amd), (_ROCM, read_rocm)):
         output = _run(command, said)
         if output is None and command is _NVIDIA and "compute_cap" in " ".join(said):
@@ -58,7 +63,7 @@ def detected() -> tuple[GPU, ...]:
             return tuple(_row(card, command[0]) for card in cards)
         if output is not None:
             said.append(f"{command[0]} lists no GPU{_quoted(output)}")
-    return (_processor(said),)
+    return ()
 
 
 def _run(command: list[str], said: list[str]) -> str | None:

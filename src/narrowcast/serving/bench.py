@@ -24,7 +24,7 @@ from typing import Any
 from narrowcast.errors import UsageError
 from narrowcast.hardware.bandwidth import Bandwidth, free_memory, measure
 from narrowcast.hardware.gpus import GPU, gpus
-from narrowcast.hardware.machine import detected
+from narrowcast.hardware.machine import cards
 from narrowcast.jobs.stream import ProgressFactory, Silent
 from narrowcast.numbers.formats import FP32, Kind
 from narrowcast.serving.bench_child import interpreter, time_vllm
@@ -156,7 +156,7 @@ def bench(
     asked = _Asked(engine, batches, prompt, tokens, threads, python, tuple(extra))
     _check(asked)
     loaded = [load(path) for path in ([model] if against is None else [model, against])]
-    machine = detected()[0] if engine == "vllm" else gpus["cpu"]
+    machine = next(iter(cards([]) if engine == "vllm" else ()), gpus["cpu"])
     for served in loaded:
         _check_fits(served, asked.question(machine))
     on_cpu = machine.vendor == "cpu"
