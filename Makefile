@@ -41,7 +41,7 @@ check: setup
 
 bench: setup .venv-peers/.installed
 	$(RUN) -m demo.source demo-output/smollm2-bf16
-	for what in kernels smollm2 checkpoint convert audit audit_parent memory matvec decode forward stream_memory; do $(RUN) benchmarks/$$what.py || exit 1; done
+	for what in kernels smollm2 checkpoint convert audit audit_parent memory matvec decode forward stream_memory plan; do $(RUN) benchmarks/$$what.py || exit 1; done
 
 engine-test: setup
 	bash engines/test.sh
