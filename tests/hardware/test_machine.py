@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from narrowcast.hardware import machine
+from narrowcast.hardware import bandwidth, machine
 from narrowcast.hardware.bandwidth import footprint_of, free_memory, last_cache, measure, meminfo
 from narrowcast.hardware.gpus import gpus
 from narrowcast.hardware.machine import Card, detected, here, read_amd, read_nvidia, read_rocm
@@ -215,3 +215,10 @@ def test_arrays_are_larger_than_the_cache_and_smaller_than_memory(tmp_path: Path
     assert meminfo("MemTotal", tmp_path / "meminfo") == 24_731_708 * 1024
     assert meminfo("Swap", tmp_path / "meminfo") is None
     assert free_memory(tmp_path / "none") is None
+
+
+def test_measuring_leaves_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model larger than half of the memory does not make the measurement take all of it."""
+    monkeypatch.setattr(bandwidth, "free_memory", lambda: 64 << 20)
+    found = bandwidth.measure(0.01, 1, 1 << 28)
+    assert found.footprint <= (64 << 20) // bandwidth.MEMORY_SHARE

@@ -49,9 +49,12 @@ class Bandwidth:
 
 def measure(seconds: float = 1.0, threads: int | None = None, footprint: int | None = None) -> Bandwidth:
     """Measure for about ``seconds``, after the arrays are filled. ``threads`` is by default what the process may use,
-    ``footprint`` the bytes of both arrays together, by default several last caches."""
+    ``footprint`` the bytes of both arrays together, by default several last caches, and never more than a share of what
+    memory is free."""
     threads = threads or len(os.sched_getaffinity(0))
-    footprint = footprint or footprint_of(last_cache(), free_memory())
+    free = free_memory()
+    footprint = footprint or footprint_of(last_cache(), free)
+    footprint = footprint if free is None else min(footprint, free // MEMORY_SHARE)
     words = footprint // 2 // 4 // threads
     sources = [np.ones(words, np.float32) for _ in range(threads)]
     targets = [np.zeros(words, np.float32) for _ in range(threads)]
