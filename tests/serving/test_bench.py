@@ -218,6 +218,11 @@ def test_what_vllm_would_refuse_is_not_started(toy: Path, tmp_path: Path):
     assert not (tmp_path / "words").exists()
 
 
+def test_a_config_alone_has_nothing_to_time(toy: Path):
+    with pytest.raises(UsageError, match="no weights"):
+        bench(toy / "config.json", batches=(1,), prompt=2, tokens=1)
+
+
 def test_the_script_needs_nothing_but_vllm():
     tree = ast.parse(Path(bench_vllm.__file__).read_text())
     named = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

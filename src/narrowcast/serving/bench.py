@@ -188,8 +188,13 @@ def _check(asked: _Asked) -> None:
 
 
 def _check_fits(served: Served, question: Question) -> None:
-    """Whether the model has as many positions, and, on a processor, fits what is free of its memory: models are timed
-    one after the other."""
+    """Whether the model has weights and as many positions, and, on a processor, fits what is free of its memory: models
+    are timed one after the other."""
+    if served.origin == "config" and os.path.exists(served.name):  # of a hub id weights are fetched
+        raise UsageError(
+            "there are no weights to time", where=served.name, wanted="a directory, a .safetensors or .gguf file",
+            remedy="`narrowcast plan` says what a config alone tells",
+        )  # fmt: skip
     positions = served.geometry.positions
     if positions is not None and question.context > positions:
         raise UsageError(
