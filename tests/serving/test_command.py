@@ -6,6 +6,8 @@ Flags are held against the engines' own argument definitions (engine_flags.py), 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from narrowcast.errors import UsageError
 from narrowcast.hardware.cache_modes import CACHE_MODES
 from narrowcast.hardware.gpus import gpus
 from narrowcast.hardware.names import CACHE, METHOD, find
-from narrowcast.serving.command import DIALECTS, Command, command, dialect
+from narrowcast.serving.command import DIALECTS, Command, command, dialect, quoted
 from narrowcast.serving.loading import from_config, load
 from narrowcast.serving.online import method
 from narrowcast.serving.question import Question
@@ -364,3 +366,13 @@ def test_caches_that_sglang_does_not_take_from_configs() -> None:
         "--attention-backend"
     ]
     assert backend == "trtllm_mha"
+
+
+@pytest.mark.parametrize(
+    "word", ["plain", "two words", "it's", "$(x)`y`", "new\nline", "tab\t'\\", "\x1b[31m", "\udcff", ""]
+)
+def test_words_are_read_back_by_a_shell_as_they_are(word: str) -> None:
+    line = f"printf %s {quoted(word)}"
+    assert line.isprintable()
+    found = subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout
+    assert found == os.fsencode(word)

@@ -77,10 +77,10 @@ class Command:
     def lines(self) -> list[str]:
         """The command as people paste it into a shell, a flag on each line."""
         first = " ".join(
-            [*(f"{name}={shlex.quote(value)}" for name, value in self.environment.items()), *self.program]
+            [*(f"{name}={quoted(value)}" for name, value in self.environment.items()), *self.program]
         )
-        parts = [f"{first} {shlex.quote(self.model)}", *(shlex.join(flag.words) for flag in self.flags)]
-        parts += [shlex.join(self.extra)] if self.extra else []
+        parts = [f"{first} {quoted(self.model)}", *(_joined(flag.words) for flag in self.flags)]
+        parts += [_joined(self.extra)] if self.extra else []
         return [*(f"{part} \\" for part in self._indented(parts[:-1])), *self._indented(parts)[-1:]]
 
     @staticmethod
@@ -157,6 +157,25 @@ def _folder(name: str) -> str:
     return str(Path(name).parent) if name.endswith(".json") else name
 
 
+def quoted(word: str) -> str:
+    """A word as a shell reads it back; what a terminal does not show is spelled as $'...' does (bash, zsh, ksh)."""
+    if word.isprintable():
+        return shlex.quote(word)
+    spelled = (
+        f"\\{c}"
+        if c in "\\'"
+        else c
+        if c.isprintable()
+        else "".join(f"\\x{byte:02x}" for byte in c.encode(errors="surrogateescape"))
+        for c in word
+    )
+    return f"$'{''.join(spelled)}'"
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " ".join(quoted(word) for word in words)
+
+
 def _without_weights(served: Served, made: str | None) -> Iterator[str]:
     """A warning where only a config lies there."""
     folder = Path(_folder(served.name))
@@ -168,4 +187,4 @@ def _quantize(served: Served, made: str) -> str:
     """The line that makes the checkpoint first."""
     words = ["narrowcast", "quantize", _folder(served.name), made, "--preset", str(served.preset)]
     words += [] if served.container == "compressed-tensors" else ["--container", served.container]
-    return shlex.join(words)
+    return _joined(words)
