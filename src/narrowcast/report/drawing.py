@@ -60,9 +60,7 @@ def check_library() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UsageError(
-            "plots need matplotlib", remedy="pip install 'narrowcast[page]'"
-        ) from None
+        raise UsageError("plots need matplotlib", remedy="pip install 'narrowcast[page]'") from None
 
 
 @contextmanager
