@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import toys
 from cli.running import Cli
 from model.gguf_toys import UPSTREAM
 from serving.configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA2_7B, LLAMA3_8B, QWEN3_8B
@@ -149,6 +150,23 @@ def test_evaluations_stand_beside_their_presets(cli: Cli, model: Path, tmp_path:
     assert placed["fp8_dynamic"]["reasons"][-1] == "put down: measured: mean KL 0.4, and 0.01 was asked for"
     quality = cli("plan", model, "--gpu", "L4", "--evaluations", file, "--preset", "fp8_dynamic").out
     assert "quality: mean KL 0.4" in quality
+    assert "was measured on y, taken to be this model" in " ".join(quality.split())
+
+
+def test_an_evaluation_of_another_model_is_refused(cli: Cli, model: Path, tmp_path: Path) -> None:
+    other = toys.llama(tmp_path / "other", hidden=96)
+    facts = {
+        "verb": "evaluate", "child": {"path": "x-int8"}, "parent": {"path": str(other)},
+        "gap": {"kl": {"estimate": 0.1}}, "verdict": {"says": "measured"},
+    }  # fmt: skip
+    file = tmp_path / "evaluation.json"
+    file.write_text(json.dumps(facts))
+    told = cli("plan", model, "--gpu", "L4", "--evaluations", file)
+    assert told.code == 2
+    assert "another model" in told.err
+    assert "width 96" in told.err
+    file.write_text(json.dumps(facts | {"parent": {"path": str(model)}}))
+    assert "taken to be" not in cli("plan", model, "--gpu", "L4", "--evaluations", file).out
 
 
 def test_a_plot(cli: Cli, model: Path, tmp_path: Path) -> None:

@@ -344,6 +344,7 @@ def test_what_runs_and_what_is_to_know_of_it_is_on_the_page(toy: Path, monkeypat
         (["--", "--enforce-eager"], "for --engine vllm"),
         (["--prompt", "300"], "fewer positions"),
         (["--tokens", "0"], "at least 1"),
+        (["--threads", "0"], "at least 1"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(toy: Path, words, said, capsys):

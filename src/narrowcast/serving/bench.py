@@ -152,7 +152,7 @@ def bench(
     ``engine`` is "ours" or "vllm", ``python`` an interpreter that has vLLM, ``extra`` flags of vLLM's. Raises
     UsageError for what cannot be asked or does not fit this machine's memory, and what loading a model raises.
     """
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = len(os.sched_getaffinity(0)) if threads is None else threads
     asked = _Asked(engine, batches, prompt, tokens, threads, python, tuple(extra))
     _check(asked)
     loaded = [load(path) for path in ([model] if against is None else [model, against])]
@@ -178,9 +178,9 @@ def bench(
 def _check(asked: _Asked) -> None:
     if asked.engine not in ENGINES:
         raise UsageError("no such runner", got=asked.engine, wanted=", ".join(ENGINES))
-    counts = [*asked.batches, asked.prompt, asked.tokens]
+    counts = [*asked.batches, asked.prompt, asked.tokens, asked.threads]
     if not asked.batches or min(counts) < 1:
-        raise UsageError("batches, prompt and tokens must be at least 1", got=counts)
+        raise UsageError("batches, prompt, tokens and threads must be at least 1", got=counts)
     if asked.engine == "vllm":
         interpreter(asked.python)
     elif asked.python or asked.extra:

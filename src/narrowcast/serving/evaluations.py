@@ -2,7 +2,8 @@
 
 An evaluation is what ``narrowcast evaluate --json`` wrote. Whose it is, in this order: the preset that is named with it
 (``w4a16=FILE``), the online scheme that was run, the kind of scheme that most parameters of the child have, the longest
-name of a preset in the child's path. Where none of these says it, it is refused rather than guessed.
+name of a preset in the child's path. Where none of these says it, it is refused rather than guessed. Its parent must be
+the model that is planned: where it lies at its path, the geometries are compared, and else the plan says so.
 
 Left out: judging. An evaluation that was given limits has a verdict, and that verdict is taken.
 """
@@ -10,7 +11,7 @@ Left out: judging. An evaluation that was given limits has a verdict, and that v
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from narrowcast.errors import InputError, NarrowcastError, UsageError
 from narrowcast.hardware.kinds import input_kind, weight_kind
 from narrowcast.serving.loading import load
+from narrowcast.serving.served import Served
 from narrowcast.store.folder import read_object
 from narrowcast.tensors.presets import LinearScheme, presets
 
@@ -67,14 +69,38 @@ def qualities(evaluations: Sequence[str | Path]) -> dict[str, Quality]:
     return found
 
 
+def unchecked(found: Mapping[str, Quality], served: Served) -> Iterator[str]:
+    """A sentence for each evaluation whose parent is not at hand to be compared with the model that is planned.
+    UsageError for one whose parent is another model."""
+    for one in found.values():
+        try:
+            parent = load(one.parent).geometry if one.parent else None
+        except NarrowcastError:
+            parent = None
+        if parent is None:
+            yield f"{one.source} was measured on {one.parent or 'a model without a path'}, taken to be this model."
+            continue
+        theirs, ours = ((g.family, g.layers, g.hidden, g.parameters) for g in (parent, served.geometry))
+        if theirs != ours:
+            raise UsageError(
+                "the evaluation is of another model", where=one.source, got=f"{one.parent}: {_said(*theirs)}",
+                wanted=f"{served.name}: {_said(*ours)}",
+            )  # fmt: skip
+
+
+def _said(family: str, layers: int, hidden: int, parameters: int) -> str:
+    return f"{family} of {layers} layers, width {hidden}, {parameters} parameters"
+
+
 def _quality(given: str | Path) -> Quality:
     name, _, rest = str(given).partition("=")
     named = presets[name].name if rest and name in presets else None
     path = Path(rest if named else given)
     if not path.is_file():
         raise UsageError(
-            "there is no such evaluation", got=path, remedy="narrowcast evaluate ... --json > FILE"
-        )
+            "there is no such evaluation", got=path, wanted="FILE, or PRESET=FILE with a preset's name",
+            remedy="narrowcast evaluate ... --json > FILE",
+        )  # fmt: skip
     facts = read_object(path)[1]
     verdict, child, gap = (_part(facts, key) for key in ("verdict", "child", "gap"))
     says = verdict.get("says")

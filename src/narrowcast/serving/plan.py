@@ -23,7 +23,7 @@ from narrowcast.hardware.own_gpus import named
 from narrowcast.serving.cautions import Case, Caution, cautions
 from narrowcast.serving.choice import Choice, Runs, choice, runs_as
 from narrowcast.serving.command import DIALECTS, Command, command
-from narrowcast.serving.evaluations import Quality, qualities
+from narrowcast.serving.evaluations import Quality, qualities, unchecked
 from narrowcast.serving.loading import load
 from narrowcast.serving.memory import Memory, memory
 from narrowcast.serving.paths import Attends, Kernels, attends, kernels
@@ -157,7 +157,8 @@ def plan(
         chosen = (ranked.first or ranked.options[0]).preset
     served = variants.written(chosen) if chosen is not None else wide
     own = _own(found, chosen, variants.quantized)
-    return _plan(served, question, ranked, own, tuple(_assumed(wide, context, question)))
+    assumed = (*_assumed(wide, context, question), *unchecked(found, wide))
+    return _plan(served, question, ranked, own, assumed)
 
 
 def _own(found: Mapping[str, Quality], chosen: str | None, quantized: bool) -> Quality | None:
