@@ -272,7 +272,8 @@ def test_experts_are_packed_and_counted_as_active(tmp_path: Path):
     found = bench(tmp_path / "q", against=tmp_path / "model", batches=(1, 3), prompt=4, tokens=2, threads=1)
     quantized, plain = found.contestants
     assert quantized.ran.runs_as == "packed layers"
-    assert quantized.ran.notes == ()
+    (note,) = quantized.ran.notes
+    assert "inputs are quantized" in note
     assert quantized.measured[0].decode.traffic.moved < plain.measured[0].decode.traffic.moved
 
 

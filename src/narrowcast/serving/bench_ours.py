@@ -94,6 +94,8 @@ def _fallbacks(whole: Any, batch: int) -> Iterator[str]:
             slow[reason] = slow.get(reason, 0) + 1
     for reason, count in slow.items():
         yield f"{count} of {len(layers)} quantized linear layers without a packed product: {reason}"
+    if any(getattr(each, "inputs", None) is not None for each in layers):
+        yield "inputs are quantized by some ten operations of torch before each product, which a GPU's kernel fuses"
     if batch > FEW and any(isinstance(each, PackedLinear) for each in layers):
         yield f"steps of more than {FEW} sequences, as prompts, decode every weight before they multiply it"
 
