@@ -24,6 +24,7 @@ from narrowcast.serving.side_by_side import FormatRow, in_format
 from narrowcast.serving.steps import Step, Steps
 
 BARS = ("BF16", "FP8", "INT4 g128")  # formats whose memory is drawn beside the planned one
+SAME = 0.01  # bars this close are one
 CHANGES = 2  # of what would change a path, on the page
 
 
@@ -275,12 +276,14 @@ def _compared(plan: Plan) -> tuple[str, ...]:
 
 
 def write_figure(plan: Plan, file: str) -> None:
-    """The roofline of the model, and its memory beside that of other formats, in one SVG or PNG."""
+    """The roofline of the model, and its memory beside that of formats that weigh otherwise, in one SVG or PNG."""
     from narrowcast.report.plan_figures import plot_plan
 
     served, question = plan.served, plan.question
     plain = served.container == "plain" and served.geometry.dtype == "bf16"
     named = {served.preset or ("BF16" if plain else "as it is"): plan.memory}
     for name in BARS:
-        named.setdefault(name, memory(in_format(served, name), question))
+        other = memory(in_format(served, name), question)
+        if abs(other.total - plan.memory.total) > SAME * plan.memory.total:
+            named[name] = other
     plot_plan(served, question, named, file)
