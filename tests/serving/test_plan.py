@@ -251,3 +251,13 @@ def test_nothing_heavy_is_imported(llama: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("VLLM", "vllm"), ("trtllm", "tensorrt-llm"), ("TensorRT_LLM", "tensorrt-llm")]
+)
+def test_engines_are_known_by_other_spellings_and_plan_alike(tmp_path: Path, typed: str, meant: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA3_8B))
+    asked = {"gpu": "h100", "tp": 2, "kv": "fp8", "preset": "fp8_dynamic"}
+    assert plan(file, engine=typed, **asked).to_json() == plan(file, engine=meant, **asked).to_json()

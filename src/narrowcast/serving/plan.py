@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.hardware.cost import floor
-from narrowcast.hardware.engines import engines
 from narrowcast.hardware.gpus import GPU
 from narrowcast.hardware.own_gpus import named
 from narrowcast.serving.cautions import Case, Caution, cautions
@@ -141,7 +140,7 @@ def plan(
     found = qualities(evaluations)
     wide = load_weighed(model)
     question = Question(
-        gpu if isinstance(gpu, GPU) else named(gpu, gpus), engines[engine].name, tp, pp, ep,
+        gpu if isinstance(gpu, GPU) else named(gpu, gpus), engine, tp, pp, ep,
         context if context is not None else min(CONTEXT, wide.geometry.positions or CONTEXT), batch, kv, utilisation,
     )  # fmt: skip
     variants = Variants(model, wide, question.engine, question.gpu, container)

@@ -29,7 +29,7 @@ class Question:
     utilisation: float = UTILISATION
 
     def __post_init__(self) -> None:
-        engines[self.engine]
+        object.__setattr__(self, "engine", engines[self.engine].name)  # in whatever case it was typed
         for name in ("tp", "pp", "context", "batch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1", got=getattr(self, name))

@@ -27,11 +27,15 @@ from narrowcast.tensors.presets import LinearScheme
 __all__ = ["ENGINES", "Engine", "Engines", "Kernel", "Path", "Reach", "Row", "engines", "paths", "readers"]
 
 
+ALIASES: Mapping[str, str] = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm"}
+
+
 class Engines(Mapping[str, Engine]):
     """The engines by name, each imported when it is asked for; unknown names are refused with the nearest ones."""
 
     def __getitem__(self, name: str) -> Engine:
         key = name.lower().replace("_", "-")
+        key = ALIASES.get(key, key)
         if key not in ENGINES:
             near = difflib.get_close_matches(key, ENGINES, 2)
             remedy = f"did you mean {', '.join(near)}?" if near else None
