@@ -31,7 +31,9 @@ from narrowcast.tensors.presets import LinearScheme
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _TAIL = re.compile(r"(?:^|\.)(layers\..*)$")
 # What families keep as buffers, which no geometry counts: corrections of routers, Gemma 4's scalars.
-BUFFERS = re.compile(r"\b(e_score_correction\w*|expert_bias|moe_statics\.\w+|tid2eid|layer_scalar)$")
+BUFFERS = re.compile(
+    r"\b(e_score_correction\w*|expert_bias|moe_statics\.\w+|tid2eid|layer_scalar|act_fn\.(beta|eps))$"
+)
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 
 
