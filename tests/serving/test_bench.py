@@ -80,10 +80,12 @@ def test_bytes_and_floors_of_a_step_are_those_counted_here(toy: Path):
         assert sum(row.prefill.traffic.flops.values()) >= batch * 5 * 2 * linear
 
 
-def test_a_prefill_of_a_batch_reads_weights_once_and_multiplies_for_each(toy: Path):
-    found = bench(toy, batches=(1, 4), prompt=6, tokens=2, threads=1)
+def test_a_prefill_of_a_batch_reads_weights_once_and_multiplies_for_each(tmp_path: Path):
+    untied = toys.llama(tmp_path / "untied", hidden=HIDDEN, head=True)
+    found = bench(untied, batches=(1, 4), prompt=6, tokens=2, threads=1)
     one, four = (row.prefill for row in found.contestants[0].measured)
     assert four.traffic.weights == one.traffic.weights
+    assert (one.traffic.gathered, four.traffic.gathered) == (6 * HIDDEN * 2, 4 * 6 * HIDDEN * 2)
     assert four.traffic.cache_written == 4 * one.traffic.cache_written
     assert sum(four.traffic.flops.values()) == pytest.approx(4 * sum(one.traffic.flops.values()))
     assert four.bound.memory == pytest.approx(one.bound.memory * four.traffic.moved / one.traffic.moved)

@@ -57,11 +57,6 @@ class Split:
     partial: str | None = None
     notes: tuple[str, ...] = ()
 
-    @property
-    def offender(self) -> tuple[int, str] | None:
-        """The smallest size that the engine does not load, and why."""
-        return next(iter(self.problems.items()), None)
-
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
