@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from narrowcast.hardware import bandwidth, machine
-from narrowcast.hardware.bandwidth import footprint_of, free_memory, last_cache, measure, meminfo
+from narrowcast.hardware.bandwidth import footprint_of, last_cache, measure
 from narrowcast.hardware.gpus import gpus
+from narrowcast.hardware.host import free_memory, whole_memory
 from narrowcast.hardware.machine import Card, detected, here, read_amd, read_nvidia, read_rocm
 from narrowcast.hardware.own_gpus import named
 
@@ -210,11 +211,19 @@ def test_arrays_are_larger_than_the_cache_and_smaller_than_memory(tmp_path: Path
         (tmp_path / f"index{index}" / "size").write_text(f"{text}\n")
     assert last_cache(tmp_path) == 300 * mib
     assert last_cache(tmp_path / "none") == 0
-    (tmp_path / "meminfo").write_text("MemTotal:       24731708 kB\nMemAvailable:   23000000 kB\n")
-    assert free_memory(tmp_path / "meminfo") == 23_000_000 * 1024
-    assert meminfo("MemTotal", tmp_path / "meminfo") == 24_731_708 * 1024
-    assert meminfo("Swap", tmp_path / "meminfo") is None
-    assert free_memory(tmp_path / "none") is None
+    assert (whole_memory(tmp_path), free_memory(tmp_path)) == (None, None)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:       24731708 kB\nMemAvailable:   23000000 kB\n")
+    assert (whole_memory(tmp_path), free_memory(tmp_path)) == (24_731_708 * 1024, 23_000_000 * 1024)
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("5000\n")
+    assert (whole_memory(tmp_path), free_memory(tmp_path)) == (24_731_708 * 1024, 23_000_000 * 1024)
+    (group / "memory.max").write_text("8000\n")
+    assert (whole_memory(tmp_path), free_memory(tmp_path)) == (8000, 3000)
+    (group / "memory.current").write_text("9000\n")
+    assert free_memory(tmp_path) == 0
 
 
 def test_measuring_leaves_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ from statistics import median
 
 import numpy as np
 
+from narrowcast.hardware.host import free_memory
+
 CACHES = 4  # arrays together, in last caches
 SMALLEST, LARGEST = 256 << 20, 2 << 30
 MEMORY_SHARE = 4  # at most a quarter of what is free
@@ -96,21 +98,3 @@ def _size(text: str) -> int:
     number, unit = text.strip()[:-1], text.strip()[-1:]
     scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit)
     return int(number) * scale if scale and number.isdecimal() else 0
-
-
-def free_memory(file: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes that Linux can give away; None where it does not tell."""
-    return meminfo("MemAvailable", file)
-
-
-def meminfo(field: str, file: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes of one field of /proc/meminfo."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, rest = line.partition(":")
-        if name == field and rest.split()[:1]:
-            return int(rest.split()[0]) * 1024
-    return None

@@ -21,6 +21,7 @@ from typing import Any
 
 from narrowcast.hardware.gpu import GPU, NATIVE, Source, capability_of
 from narrowcast.hardware.gpus import gpus
+from narrowcast.hardware.host import whole_memory
 
 TIMEOUT = 20  # seconds; nvidia-smi takes several to wake cards that sleep
 _MIB = 1 << 20
@@ -178,11 +179,11 @@ def _row(card: Card, tool: str) -> GPU:
 
 def _processor(said: list[str]) -> GPU:
     """The row of the processor with this machine's memory, bandwidth and instructions."""
-    from narrowcast.hardware.bandwidth import measure, meminfo
+    from narrowcast.hardware.bandwidth import measure
 
     told = Source("this machine", date.today().isoformat())
     found = measure()
-    memory = meminfo("MemTotal")
+    memory = whole_memory()
     model, flags = processor()
     formats = {
         "bf16": {"avx512_bf16", "amx_bf16", "bf16"},

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Self
 import torch
 
 from narrowcast.errors import StorageError
+from narrowcast.hardware.host import free_memory
 
 SHARE = 4  # states go to disk by themselves when they are more than a SHARE-th of the free memory
 
@@ -74,22 +75,6 @@ class Spool:
     def close(self) -> None:
         """Let the file go."""
         self._file.close()
-
-
-def free_memory() -> int | None:
-    """Bytes that this process may still take: what the kernel calls available, within the limit of a container. None
-    where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit, taken = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        return free if limit == "max" else min(free, max(0, int(limit) - int(taken)))
-    except (OSError, ValueError):
-        return free
 
 
 def needed(tokens: int, hidden: int, itemsize: int, lanes: int) -> int:

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from narrowcast.errors import UsageError
-from narrowcast.hardware.bandwidth import Bandwidth, free_memory, measure
+from narrowcast.hardware.bandwidth import Bandwidth, measure
 from narrowcast.hardware.gpus import GPU, gpus
+from narrowcast.hardware.host import free_memory
 from narrowcast.hardware.machine import cards
 from narrowcast.jobs.stream import ProgressFactory, Silent
 from narrowcast.numbers.formats import FP32, Kind

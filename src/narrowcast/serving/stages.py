@@ -165,7 +165,7 @@ class Stage:
         gpu = self.question.gpu
         if self.question.engine != "vllm" or gpu.usable is None:
             return CHUNK
-        if gpu.name.startswith("a100"):
+        if gpu.name.startswith("a100"):  # vLLM asks the device's name: an A100 gets what small cards get
             return CHUNKS[-1][1]
         return next(tokens for least, tokens in CHUNKS if gpu.usable >= least * 2**30)
 
