@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model.geometry_toys import TOWER, VIT
 from model.names_corpus import Tensor
 from narrowcast.model.modules import Module, modules
 from narrowcast.model.roles import Role, classify, find_function, find_place
@@ -56,22 +57,6 @@ GDN = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
     "shared_expert_intermediate_size": 48,
-}
-TOWER = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
-VIT = {
-    "depth": 1,
-    "hidden_size": 32,
-    "num_heads": 2,
-    "intermediate_size": 48,
-    "out_hidden_size": 64,
-    "deepstack_visual_indexes": [0],
 }
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "vocab_size": 128}
 GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}

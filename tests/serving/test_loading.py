@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import toys
+from containers.test_matrix import claims
 from narrowcast.containers import containers
 from narrowcast.errors import CheckpointError, NarrowcastError, UsageError
 from narrowcast.hardware.gpus import gpus
 from narrowcast.jobs.quantize import plan, run
 from narrowcast.model.roles import Role
-from narrowcast.numbers.formats import BF16
 from narrowcast.serving.loading import load
 from narrowcast.serving.memory import memory
 from narrowcast.serving.question import Question
@@ -26,7 +26,6 @@ from narrowcast.serving.served import Served
 from narrowcast.serving.traffic import streamed
 from narrowcast.serving.weighed import load_weighed
 from narrowcast.store.checkpoint import Checkpoint
-from narrowcast.tensors.presets import presets
 
 DEMO = Path(__file__).parents[2] / "demo-output"
 UPSTREAM = sorted(
@@ -38,16 +37,6 @@ WRITTEN = [
 ]
 # Methods whose configs say how each layer is stored.
 TOLD = ("compressed-tensors", "modelopt", "gptq", "awq", "fp8", "fbgemm-fp8", "mxfp4")
-
-
-def writes(container: str, preset: str) -> bool:
-    row = containers[container]
-    assert row.spelling is not None
-    try:
-        row.spelling(presets[preset].linear, BF16)
-    except UsageError:
-        return False
-    return True
 
 
 def groups(served: Served) -> list[tuple[Any, ...]]:
@@ -98,7 +87,7 @@ def mixture(folder: Path, *, experts: int = 4, one_by_one: bool = False, **more:
 
 @pytest.mark.parametrize(
     ("container", "preset"),
-    [(c, p) for c in WRITTEN for p in toys.PRESETS if writes(c, p)],
+    [(c, p) for c in WRITTEN for p in toys.PRESETS if claims(c, p)],
 )
 def test_the_forecast_is_what_quantize_writes(tmp_path: Path, container: str, preset: str) -> None:
     model = toys.llama(tmp_path / "model", hidden=256, inner=384, head=True)

@@ -1,7 +1,7 @@
 """Hardware: accelerators and what engines make of a checkpoint on them, as rows of data with a version and a source.
 
     gpus             what each accelerator is and multiplies natively; own_gpus: a user's own rows
-    machine          the accelerator, or the processor, that this machine has; bandwidth: its memory, measured
+    machine          the accelerator, or the processor, that this machine has; host, bandwidth: its memory
     cost             what bytes and products take at least on one of them
     engines          container × scheme × accelerator → kernels in order, arithmetic, or the refusal and its reason
     attention        the same for attention over a KV cache in one of cache_modes

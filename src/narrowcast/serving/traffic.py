@@ -186,7 +186,8 @@ def _flops(matrix: Matrix, question: Question) -> float:
 
 
 def _weights(served: Served, question: Question, tokens: int | None) -> float:
-    """Bytes of weights that one GPU reads: of experts the fewest, or those that ``tokens`` are expected to touch."""
+    """Bytes of weights that one GPU reads: of experts the fewest, or those that ``tokens`` are expected to touch. Of
+    vectors norms are on every GPU and parameters of recurrences are split: the least is that all are."""
     return served.vector_bytes / question.tp + sum(
         _touched(group, tokens) * share(group.matrix, question)
         for group in served.groups
