@@ -376,3 +376,11 @@ def test_words_are_read_back_by_a_shell_as_they_are(word: str) -> None:
     assert line.isprintable()
     found = subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout
     assert found == os.fsencode(word)
+
+
+@pytest.mark.parametrize("word", ["float16", "torch.float16"])
+def test_a_dtype_is_read_as_the_geometry_reads_it(tmp_path: Path, word: str) -> None:
+    """Qwen2 overflows in float16, whichever way its config spells it."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": "qwen2", "torch_dtype": word}))
+    made = command(load(tmp_path), Question(gpus["h100"]))
+    assert flags(made)["--dtype"] == "bfloat16"

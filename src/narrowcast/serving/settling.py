@@ -20,6 +20,8 @@ from narrowcast.hardware.cache_modes import CACHE_MODES
 from narrowcast.hardware.engines import engines
 from narrowcast.hardware.names import ALIAS, EITHER, METHOD, READS, find
 from narrowcast.hardware.overflow import fp16_families
+from narrowcast.model.families.fields import Fields
+from narrowcast.model.roles import quantization_config
 from narrowcast.serving.flags import Asked, Dialect, Flag
 from narrowcast.serving.memory import memory
 from narrowcast.serving.online import method
@@ -52,17 +54,14 @@ def config_of(served: Served) -> Mapping[str, Any]:
 
 def powers_of_two(config: Mapping[str, Any]) -> bool:
     """Whether the config says that block scales are, as DeepSeek V3.1's does."""
-    block = config.get("quantization_config")
-    return isinstance(block, dict) and block.get("scale_fmt") == "ue8m0"
+    return quantization_config(config).get("scale_fmt") == "ue8m0"
 
 
 def dtype(served: Served, question: Question, config: Mapping[str, Any]) -> tuple[str, str] | None:
     """The dtype to ask for with the reason, or None where the engine takes the config's."""
     gpu, said = question.gpu, served.geometry.dtype
     if config:
-        text = text_config(config)
-        word = text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or ""
-        said = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(str(word), str(word))
+        said = Fields(text_config(config), served.geometry.family, outer=config).dtype() or ""
     overflow = fp16_families.get(str(config.get("model_type", served.geometry.family)))
     if gpu.formats and "bf16" not in gpu.formats and "fp16" in gpu.formats:
         but = f", although in FP16 {overflow.reason}" if overflow else ""
