@@ -170,3 +170,11 @@ def test_presets_are_taken_with_our_arithmetic_unless_they_need_statistics() -> 
 def test_a_width_that_the_engine_refuses() -> None:
     with pytest.raises(UsageError, match="multiple of 32"):
         Online("mxfp8").quantize("up_proj", ["up_proj"], lambda _: torch.zeros(4, 40))
+
+
+def test_the_engines_names_that_run_here_are_those_that_it_lists() -> None:
+    """All but what only others have, and what is no scheme of its own: an old name, and a way to spell several."""
+    from narrowcast.hardware import names
+
+    listed = {row.name for row in names.rows("vllm", names.METHOD) if "online" in row.does}
+    assert set(METHODS) - {"llm_int8"} == listed - {"fp8", "humming", "online"}
